@@ -1,0 +1,40 @@
+# Every target sets up all it needs in .venv; a machine with Python (3.11 or newer) and pip is enough.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
+
+.PHONY: help demo test bench clean
+
+help:
+	@echo "make demo    reconstruct real images with every method and write the picture"
+	@echo "make test    lint, types, import contract and tests"
+	@echo "make bench   ratios of speed, measured side by side"
+	@echo "make clean   remove what the other targets made"
+
+.venv/user: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "installing menet and what it needs into .venv (a few minutes the first time)"
+	@$(PIP) --constraint constraints.txt torch
+	@$(PIP) --constraint constraints.txt --editable .
+	@touch $@
+
+.venv/developer: .venv/user
+	@echo "installing the tools that tests and benchmarks need"
+	@$(PIP) --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: .venv/user
+	@$(BIN)/menet demo
+
+test: .venv/developer
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m pytest
+
+bench: .venv/developer
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf .venv build dist runs .mypy_cache .ruff_cache .pytest_cache .hypothesis

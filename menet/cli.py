@@ -1,0 +1,81 @@
+"""The command line: `menet COMMAND …`, generated from the dataclasses in `menet.commands`."""
+
+import difflib
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from menet.errors import MenetError
+
+
+class Command(NamedTuple):
+    """Where a command lives, and its line in the list. The module is imported only when it is called."""
+
+    target: str
+    summary: str
+
+
+COMMANDS = {
+    "demo": Command("menet.commands.demo:Demo", "the main job, on embedded real images"),
+    "reconstruct": Command("menet.commands.reconstruct:Reconstruct", "mask image files and estimate them back"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code: 0 done, 1 a check failed, 2 bad use or bad input."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_overview())
+        return 0
+    if arguments[0] in ("-V", "--version"):
+        from menet import __version__
+
+        print(f"menet {__version__}")
+        return 0
+    name, rest = _longest_command(arguments)
+    if name is None:
+        close = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
+        hint = f"did you mean `menet {close[0]}`?" if close else "`menet --help` lists the commands."
+        print(f"menet: there is no command {arguments[0]!r}; {hint}", file=sys.stderr)
+        return 2
+    import tyro
+
+    module, attribute = COMMANDS[name].target.split(":")
+    command_type = getattr(importlib.import_module(module), attribute)
+    try:
+        command = tyro.cli(command_type, prog=f"menet {name}", args=rest, description=command_type.__doc__)
+        return int(command() or 0)
+    except MenetError as error:
+        print(f"menet {name}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"\nmenet {name}: interrupted", file=sys.stderr)
+        return 130
+
+
+def _longest_command(arguments: list[str]) -> tuple[str | None, list[str]]:
+    # `data fetch` is one command; it is looked up before `data`.
+    for words in (2, 1):
+        name = " ".join(arguments[:words])
+        if name in COMMANDS:
+            return name, arguments[words:]
+    return None, arguments
+
+
+def _overview() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        [
+            "menet: defend image classifiers with matrix estimation, and measure how well that works.",
+            "",
+            "usage: menet COMMAND [OPTIONS]      `menet COMMAND --help` explains one command",
+            "",
+            *lines,
+        ]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

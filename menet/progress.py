@@ -1,0 +1,84 @@
+"""Progress of long work: a live bar on a terminal, a plain line now and then elsewhere."""
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TextIO, TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+T = TypeVar("T")
+
+SECONDS_BETWEEN_LINES = 10.0
+
+
+class Reporter:
+    """What the work calls: `advance(n, loss=…, accuracy=…)`. Numbers given are shown after the bar."""
+
+    def __init__(self, description: str, total: float | None, stream: TextIO) -> None:
+        self.description, self.total, self.stream = description, total, stream
+        self.done = 0.0
+        self.started = self.last_line = time.monotonic()
+
+    def advance(self, steps: float = 1, **shown: float | str) -> None:
+        self.done += steps
+        now = time.monotonic()
+        if now - self.last_line >= SECONDS_BETWEEN_LINES:
+            self.last_line = now
+            rate = self.done / max(now - self.started, 1e-9)
+            goal = f"/{self.total:g}" if self.total else ""
+            left = f", {_duration((self.total - self.done) / rate)} left" if self.total and rate else ""
+            words = "".join(f", {word}" for word in _words(shown))
+            print(f"{self.description}: {self.done:g}{goal}{left}{words}", file=self.stream, flush=True)
+
+
+class _Bar(Reporter):
+    def __init__(self, description: str, total: float | None, stream: TextIO, bar: Progress) -> None:
+        super().__init__(description, total, stream)
+        self.bar = bar
+        self.task = bar.add_task(description, total=total, shown="")
+
+    def advance(self, steps: float = 1, **shown: float | str) -> None:
+        self.done += steps
+        rate = self.done / max(time.monotonic() - self.started, 1e-9)
+        self.bar.update(self.task, advance=steps, shown="  ".join([f"{rate:.3g}/s", *_words(shown)]))
+
+
+@contextmanager
+def reporting(description: str, total: float | None = None, stream: TextIO | None = None) -> Iterator[Reporter]:
+    """A `Reporter` for the length of a `with` block, on standard error unless told otherwise."""
+    stream = stream or sys.stderr
+    if not stream.isatty():
+        yield Reporter(description, total, stream)
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=28),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[shown]}"),
+    )
+    with Progress(*columns, console=Console(file=stream), transient=True) as bar:
+        yield _Bar(description, total, stream, bar)
+
+
+def track(items: Iterable[T], description: str, total: float | None = None) -> Iterator[T]:
+    """Iterate over `items` while showing how far it is."""
+    if total is None and hasattr(items, "__len__"):
+        total = len(items)
+    with reporting(description, total) as reporter:
+        for item in items:
+            yield item
+            reporter.advance()
+
+
+def _words(shown: dict[str, float | str]) -> list[str]:
+    return [f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in shown.items()]
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
