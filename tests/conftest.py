@@ -1,0 +1,25 @@
+"""Shared fixtures. Shapes written in annotations are checked at run time for everything under `menet`."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from jaxtyping import install_import_hook
+
+# Installed before any test imports the package, so that a wrong shape inside it fails a test.
+install_import_hook("menet", "beartype.beartype")
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """The folder of real datasets; skips with the remedy where there is none."""
+    folder = os.environ.get("MENET_DATA")
+    if not folder or not Path(folder).is_dir():
+        pytest.skip("needs the real datasets: set MENET_DATA to a folder that `menet data fetch` filled")
+    return Path(folder)
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
