@@ -1,0 +1,89 @@
+"""Loss and input gradient in expectation over the model's randomness (EOT, Athalye et al. 2018).
+
+Every attack that uses gradients takes them from here.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from menet.attacks.base import Task
+from menet.attacks.kinds import Images, Losses
+from menet.attacks.losses import Loss
+from menet.attacks.query import Queries
+from menet.errors import AttackError, ConfigurationError
+
+ROWS = 512
+"""Images in one forward pass unless told otherwise."""
+
+
+@dataclass(frozen=True)
+class ExpectedLoss:
+    """The mean of `loss` over `draws` independent calls of the model, and its gradient by the images.
+
+    The draws of a batch share forward passes of at most `rows` images, so memory does not grow with `draws`.
+    Only the gradient by the images is computed: the parameters' `grad` is neither read nor written.
+    """
+
+    model: Queries
+    loss: Loss
+    labels: Tensor
+    targets: Tensor | None = None
+    draws: int = 1
+    rows: int = ROWS
+
+    def __post_init__(self) -> None:
+        for name in ("draws", "rows"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(f"{name} is {getattr(self, name)}; it must be 1 or more")
+
+    @classmethod
+    def of(cls, task: Task, loss: Loss, draws: int, rows: int) -> "ExpectedLoss":
+        """The expected loss of the task's model on the task's classes."""
+        return cls(task.model, loss, task.labels, task.targets, draws, rows)
+
+    def gradient(self, images: Images) -> tuple[Losses, Images]:
+        """Mean losses, and the gradient of each with respect to its image."""
+        total = images.new_zeros(len(images))
+        slope = torch.zeros_like(images)
+        for block, draws in self._passes(len(images)):
+            leaf = _repeated(images[block].detach(), draws).requires_grad_()
+            with torch.enable_grad():
+                losses = self._losses(leaf, block, draws)
+            if not losses.requires_grad:
+                raise AttackError(
+                    "the model's logits do not depend on its images in a way that can be differentiated; "
+                    "use a score or decision attack (spsa, square, boundary)"
+                )
+            (rows_slope,) = torch.autograd.grad(losses.sum(), leaf)
+            total[block] += losses.detach().unflatten(0, (draws, -1)).sum(0)
+            slope[block] += rows_slope.unflatten(0, (draws, -1)).sum(0)
+        return total / self.draws, slope / self.draws
+
+    def value(self, images: Images) -> Losses:
+        """Mean losses alone, without the cost of a gradient."""
+        total = images.new_zeros(len(images))
+        with torch.no_grad():
+            for block, draws in self._passes(len(images)):
+                losses = self._losses(_repeated(images[block], draws), block, draws)
+                total[block] += losses.unflatten(0, (draws, -1)).sum(0)
+        return total / self.draws
+
+    def _losses(self, rows: Tensor, block: slice, draws: int) -> Tensor:
+        logits = self.model(rows, block, draws)
+        targets = None if self.targets is None else self.targets[block].repeat(draws)
+        return self.loss(logits, self.labels[block].repeat(draws), targets)
+
+    def _passes(self, examples: int) -> Iterator[tuple[slice, int]]:
+        # As many draws as fit in one forward pass; examples are split only when one draw does not fit.
+        for start in range(0, examples, self.rows):
+            block = slice(start, min(start + self.rows, examples))
+            together = max(1, self.rows // (block.stop - block.start))
+            for done in range(0, self.draws, together):
+                yield block, min(together, self.draws - done)
+
+
+def _repeated(images: Tensor, draws: int) -> Tensor:
+    return images if draws == 1 else images.repeat(draws, 1, 1, 1)
