@@ -8,7 +8,7 @@ import torch
 from jaxtyping import install_import_hook
 
 # Installed before any test imports the package, so that a wrong shape inside it fails a test.
-install_import_hook("menet", "beartype.beartype")
+install_import_hook("menet", "runtime_types.check")
 
 
 @pytest.fixture(scope="session")
