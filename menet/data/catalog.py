@@ -1,0 +1,170 @@
+"""The datasets there are: who published them, where, with which checksums, and what reads them.
+
+A new dataset is one module with `read(folder, split)` and one entry here.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from menet.data import cifar10, digits, folder, mnist, svhn, tiny_imagenet
+from menet.data.checksums import Published
+from menet.data.dataset import SPLITS, Dataset
+from menet.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class Archive:
+    """One file to download: where from (tried in this order), and how to know it."""
+
+    name: str
+    addresses: tuple[str, ...]
+    md5: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Source:
+    """A dataset as its publisher offers it. `images` and `classes` count the publisher's, not what is here.
+
+    `versions` are sets of files of which one is enough (CIFAR-10 has a binary and a python version).
+    """
+
+    name: str
+    read: Callable[[Path, str], Dataset]
+    images: tuple[int, int] | None
+    classes: int | None
+    licence: str
+    archives: tuple[Archive, ...] = ()
+    versions: tuple[tuple[Published, ...], ...] = ()
+    embedded: bool = False
+
+    def version(self, at: Path) -> tuple[Published, ...]:
+        """The files of the version that is in a folder; those of the first version where there is none."""
+        present = (files for files in self.versions if any((at / file.path).exists() for file in files))
+        return next(present, self.versions[0] if self.versions else ())
+
+
+def _each_batch(place: str, ending: str, digests: str) -> tuple[Published, ...]:
+    named = [(name, split) for split in SPLITS for name in cifar10.names(split)]
+    return tuple(
+        Published(f"{place}/{name}{ending}", md5, split)
+        for (name, split), md5 in zip(named, digests.split(), strict=True)
+    )
+
+
+MNIST_MIRRORS = (
+    "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    "https://storage.googleapis.com/cvdf-datasets/mnist/",
+    "http://yann.lecun.com/exdb/mnist/",
+)
+# Name, MD5 and size of the file as published, MD5 of what is inside.
+MNIST_FILES = (
+    ("train-images-idx3-ubyte", "f68b3c2dcbeaaa9fbdd348bbdeb94873", 9912422, "6bbc9ace898e44ae57da46a324031adb"),
+    ("train-labels-idx1-ubyte", "d53e105ee54ea40749a09fcbcd1e9432", 28881, "a25bea736e30d166cdddb491f175f624"),
+    ("t10k-images-idx3-ubyte", "9fb629c4189551a2d022fa330f9573f3", 1648877, "2646ac647ad5339dbf082846283269ea"),
+    ("t10k-labels-idx1-ubyte", "ec29112dd5afa0611ce80d1b7f02629c", 4542, "27ae3e4e09519cfbb04c329615203637"),
+)
+CIFAR10_BINARY = """
+    5dd7e06a14cb22eb9f671a540d1b7c25 5ea93a67294ea407fff1d09f752e9692 942cd6a4bcdd0dd3c604fbe906cb4421
+    ae636b3ba5c66a11e91e8cb52e771fcb 53f37980c15c3d472c316c40844f3f0d 803d5f7f4d78ea53de84dbe85f74fb6d"""
+CIFAR10_PYTHON = """
+    c99cafc152244af753f735de768cd75f d4bba439e000b95fd0a9bffe97cbabec 54ebc095f3ab1f0389bbae665268c751
+    634d18415352ddfa80567beed471001a 482c414d41f54cd18b22e5b47cb7c3cb 40351d587109b95175f43aff81a1287e"""
+SVHN_FILES = (
+    ("train", "e26dedcc434d2e4c54c9b2d4a06d8373", 182_040_794),
+    ("test", "eb5a983be6a315427106f1b164d9cef3", 64_275_384),
+)
+TINY_IMAGENET_MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
+
+SOURCES = {
+    source.name: source
+    for source in (
+        Source(
+            name="digits",
+            read=lambda at, split: digits.read(split),
+            images=(4_000, 1_000),
+            classes=10,
+            licence="as MNIST",
+            embedded=True,
+        ),
+        Source(
+            name="mnist",
+            read=mnist.read,
+            images=(60_000, 10_000),
+            classes=10,
+            licence="CC BY-SA 3.0",
+            archives=tuple(
+                Archive(f"{name}.gz", tuple(f"{mirror}{name}.gz" for mirror in MNIST_MIRRORS), md5, size)
+                for name, md5, size, _ in MNIST_FILES
+            ),
+            versions=(
+                tuple(
+                    Published(f"{name}.gz", content, "train" if name.startswith("train") else "test")
+                    for name, _, _, content in MNIST_FILES
+                ),
+            ),
+        ),
+        Source(
+            name="cifar10",
+            read=cifar10.read,
+            images=(50_000, 10_000),
+            classes=10,
+            licence="none stated",
+            archives=(
+                Archive(
+                    "cifar-10-binary.tar.gz",
+                    ("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",),
+                    "c32a1d4ab5d03f1284b67883e8d87530",
+                    170_052_171,
+                ),
+            ),
+            versions=(
+                _each_batch(cifar10.BINARY, ".bin", CIFAR10_BINARY),
+                _each_batch(cifar10.PYTHON, "", CIFAR10_PYTHON),
+            ),
+        ),
+        Source(
+            name="svhn",
+            read=svhn.read,
+            images=(73_257, 26_032),
+            classes=10,
+            licence="non-commercial only",
+            archives=tuple(
+                Archive(
+                    svhn.file_name(split),
+                    (f"http://ufldl.stanford.edu/housenumbers/{svhn.file_name(split)}",),
+                    md5,
+                    size,
+                )
+                for split, md5, size in SVHN_FILES
+            ),
+            versions=(tuple(Published(svhn.file_name(split), md5, split) for split, md5, _ in SVHN_FILES),),
+        ),
+        Source(
+            name="tiny-imagenet",
+            read=tiny_imagenet.read,
+            images=(100_000, 10_000),
+            classes=200,
+            licence="ImageNet's terms",
+            archives=(
+                Archive(
+                    "tiny-imagenet-200.zip",
+                    ("http://cs231n.stanford.edu/tiny-imagenet-200.zip",),
+                    TINY_IMAGENET_MD5,
+                    248_100_043,
+                ),
+            ),
+            versions=((Published(tiny_imagenet.FOLDER, TINY_IMAGENET_MD5, is_folder=True),),),
+        ),
+        Source(name="folder", read=folder.read, images=None, classes=None, licence="yours"),
+    )
+}
+NAMES = tuple(SOURCES)
+
+
+def source(name: str) -> Source:
+    """The entry of a dataset by name."""
+    if name not in SOURCES:
+        raise ConfigurationError(f"there is no dataset {name!r}; there are {', '.join(NAMES)}")
+    return SOURCES[name]

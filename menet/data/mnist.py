@@ -1,0 +1,47 @@
+"""MNIST: 60,000 + 10,000 handwritten digits, 28×28, one channel, in idx files."""
+
+from pathlib import Path
+
+import torch
+
+from menet.data.dataset import Dataset
+from menet.data.idx import read_idx
+from menet.data.places import require
+from menet.errors import DataError
+
+CLASSES = tuple("0123456789")
+MEAN, STD = (0.1307,), (0.3081,)
+SIDE = 28
+PREFIX = {"train": "train", "test": "t10k"}
+
+
+def names(split: str) -> tuple[str, str]:
+    """The idx files of a split: images and labels."""
+    return f"{PREFIX[split]}-images-idx3-ubyte", f"{PREFIX[split]}-labels-idx1-ubyte"
+
+
+def read(folder: Path, split: str) -> Dataset:
+    """Read one split; the files may be gzipped or not."""
+    image_file, label_file = (stored(folder, name) for name in names(split))
+    images, labels = read_idx(image_file, 3), read_idx(label_file, 1)
+    if images.shape[1:] != (SIDE, SIDE):
+        raise DataError(f"{image_file} holds images of {images.shape[1]}×{images.shape[2]}, not {SIDE}×{SIDE}")
+    if len(images) != len(labels):
+        raise DataError(f"{image_file} holds {len(images)} images, {label_file} {len(labels)} labels")
+    if labels.max() >= len(CLASSES):
+        raise DataError(f"{label_file} holds the label {labels.max()}; labels are 0 to 9")
+    return Dataset(
+        name="mnist",
+        split=split,
+        images=torch.from_numpy(images)[:, None],
+        labels=torch.from_numpy(labels).long(),
+        classes=CLASSES,
+        mean=MEAN,
+        std=STD,
+    )
+
+
+def stored(folder: Path, name: str) -> Path:
+    """Where an idx file is: under its name with `.gz`, or without."""
+    plain = folder / name
+    return plain if plain.exists() else require(folder / f"{name}.gz", "mnist")
