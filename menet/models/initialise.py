@@ -16,7 +16,7 @@ def initialise(module: nn.Module, generator: torch.Generator | None = None) -> N
     for name, layer in module.named_modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
             if isinstance(layer, nn.Conv2d) and layer.bias is None:
-                nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu", generator=generator)
+                nn.init.kaiming_normal_(layer.weight, 0, "fan_out", "relu", generator=generator)
                 continue
             bound = 1 / math.sqrt(layer.weight[0].numel())
             nn.init.uniform_(layer.weight, -bound, bound, generator=generator)

@@ -100,7 +100,7 @@ def outline(architecture: Architecture) -> Network:
     network = Network(architecture, body)
     count = sum(parameter.numel() for parameter in network.parameters())
     if count > MOST_PARAMETERS:
-        raise ConfigurationError(f"{architecture}: {count:,} weights; at most {MOST_PARAMETERS:,} are accepted")
+        raise ConfigurationError(f"{architecture}: {count:,} weights, more than {MOST_PARAMETERS:,}")
     return network
 
 

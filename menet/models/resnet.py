@@ -48,7 +48,8 @@ class ResNet(Body):
         inputs = widths[0]
         for stage, (outputs, count) in enumerate(zip(widths, blocks, strict=True)):
             for block in range(count):
-                layers.append(BasicBlock(inputs, outputs, stride=2 if stage > 0 and block == 0 else 1))
+                stride = 2 if stage > 0 and block == 0 else 1
+                layers.append(BasicBlock(inputs, outputs, stride))
                 inputs = outputs
         self.blocks = nn.Sequential(*layers)
         self.width = inputs

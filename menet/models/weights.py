@@ -47,7 +47,7 @@ def save(path: Location, module: nn.Module | Mapping[str, Tensor], header: Mappi
     tensors = {}
     for name, value in (module.state_dict() if isinstance(module, nn.Module) else module).items():
         if not isinstance(value, Tensor):
-            raise CheckpointError(f"{name!r} is a {type(value).__name__}; only tensors can be saved as weights")
+            raise CheckpointError(f"{name!r} is a {type(value).__name__}; only tensors can be saved")
         # safetensors refuses tensors that share memory or are not contiguous; a copy is neither.
         tensors[name] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
     with replacing(path) as temporary:

@@ -20,7 +20,9 @@ class PreactivationBlock(nn.Module):
         self.first = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
         self.second_norm = nn.BatchNorm2d(outputs)
         self.second = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
-        self.shortcut = None if inputs == outputs else nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False)
+        self.shortcut = None
+        if inputs != outputs:
+            self.shortcut = nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False)
 
     def forward(self, maps: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d i j"]:
         active = torch.relu(self.first_norm(maps))
@@ -35,13 +37,14 @@ class WideResNet(Body):
         super().__init__()
         count, rest = divmod(depth - 4, 6)
         if rest or count < 1:
-            raise ConfigurationError(f"depth = {depth}: a Wide-ResNet has 4 + 6n layers (10, 16, 22, 28, 34, …)")
+            raise ConfigurationError(f"depth = {depth}: a Wide-ResNet has 4 + 6n layers (10, 16, 22, 28, …)")
         self.stem = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
         layers = []
         inputs = 16
         for stage, outputs in enumerate((16 * factor, 32 * factor, 64 * factor)):
             for block in range(count):
-                layers.append(PreactivationBlock(inputs, outputs, stride=2 if stage > 0 and block == 0 else 1))
+                stride = 2 if stage > 0 and block == 0 else 1
+                layers.append(PreactivationBlock(inputs, outputs, stride))
                 inputs = outputs
         self.blocks = nn.Sequential(*layers)
         self.norm = nn.BatchNorm2d(inputs)

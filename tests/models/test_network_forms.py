@@ -35,8 +35,8 @@ def test_parameter_counts_are_the_published_ones(published, arguments):
 
 
 def test_densenet_has_the_blocks_of_the_imagenet_form():
-    # ImageNet's DenseNet-121: 7,978,856 weights, of them 1,025,000 in the classifier of 1000 classes; its stem
-    # is 7×7 and has a batch normalisation of its own (2·64), where this form has 3×3 and none.
+    # ImageNet's DenseNet-121: 7,978,856 weights, of them 1,025,000 in the classifier of 1000 classes; its
+    # stem is 7×7 and has a batch normalisation of its own (2·64), where this form has 3×3 and none.
     assert count("densenet121", side=64, classes=1000) + 3 * 64 * (49 - 9) + 2 * 64 == 7_978_856
     assert count("densenet121", side=64, classes=200) == 6_946_048 + 1025 * 200
 
@@ -65,7 +65,7 @@ def test_small_is_small():
         ({"mean": (0.5,)}, "mean: 1 values for 3 channels"),
         ({"std": (1.0, 0.0, 1.0)}, r"std = \(1.0, 0.0, 1.0\): numbers above 0"),
         ({"mean": (0.0, float("nan"), 0.0)}, "finite"),
-        ({"name": "lenet", "side": 60_000}, "weights; at most"),
+        ({"name": "lenet", "side": 60_000}, "weights, more than"),
     ],
 )
 def test_what_cannot_be_built_is_named(arguments, words):

@@ -21,10 +21,9 @@ RECIPE = {"dataset": "digits", "defense": {"p": [0.4, 0.6]}, "training": {"epoch
 
 @pytest.fixture(scope="module")
 def network():
-    made = build(
-        "small", channels=1, side=28, mean=(0.1307,), std=(0.3081,), generator=torch.Generator().manual_seed(0)
-    )
-    made(torch.rand(4, 1, 28, 28))  # so that batch statistics are not those of a new network
+    generator = torch.Generator().manual_seed(0)
+    made = build("small", channels=1, side=28, mean=(0.1307,), std=(0.3081,), generator=generator)
+    made(torch.rand(4, 1, 28, 28, generator=generator))  # moves the batch statistics
     return made.eval()
 
 
