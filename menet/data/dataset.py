@@ -1,7 +1,7 @@
 """What every dataset looks like to the rest of the project."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Protocol, runtime_checkable
@@ -85,9 +85,17 @@ class Dataset:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def batch(self, index: Index) -> tuple[Float[Tensor, "b c h w"], Int[Tensor, "b"]]:
-        """The images at `index` (a slice or a vector of positions) in [0,1], and their labels."""
-        return self.images[index].to(torch.float32).div_(255), self.labels[index]
+    def batch(
+        self, index: Index, augment: Callable[[Tensor], Tensor] | None = None
+    ) -> tuple[Float[Tensor, "b c h w"], Int[Tensor, "b"]]:
+        """The images at `index` (a slice or a vector of positions) in [0,1], and their labels.
+
+        `augment` works on the bytes, before they become four times as many.
+        """
+        images = self.images[index]
+        if augment is not None:
+            images = augment(images)
+        return images.to(torch.float32).div_(255), self.labels[index]
 
 
 def positions_of(index: Index, length: int) -> Int[Tensor, "b"]:

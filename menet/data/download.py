@@ -35,7 +35,12 @@ def download(addresses: Sequence[str], to: Path, md5: str, size: int) -> Path:
     troubles = []
     for address in addresses:
         try:
+            continued = _length(partial) > 0
             _receive_whole(address, partial, size)
+            if file_md5(partial) != md5 and continued:
+                # What an earlier call left may have been at fault; this address deserves a try of its own.
+                partial.unlink()
+                _receive_whole(address, partial, size)
         except (OSError, http.client.HTTPException, ValueError) as error:
             troubles.append(f"{urlsplit(address).hostname}: {_reason(error)}")
             continue
@@ -82,6 +87,9 @@ def _receive(address: str, partial: Path, size: int) -> None:
         if continued and not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
             raise ValueError("the server continued at the wrong place")
         start = start if continued else 0
+        offered = int(response.headers.get("Content-Length") or size - start)
+        if start + offered != size:
+            raise ValueError(f"offers {start + offered} bytes, not the {size} that were published")
         with (
             partial.open("ab" if continued else "wb") as out,
             reporting(f"{urlsplit(address).path.rpartition('/')[2]} (MB)", size / MEGABYTE) as reporter,

@@ -36,7 +36,8 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
     if not whole:
         raise DataError(f"{path} does not hold exactly the {math.prod(shape)} values its header claims")
     # A bytearray gives a writable array, which torch takes without a warning.
-    return np.frombuffer(bytearray(content), np.uint8).reshape(shape)
+    writable = content if isinstance(content, bytearray) else bytearray(content)
+    return np.frombuffer(writable, np.uint8).reshape(shape)
 
 
 def _raw(path: Path) -> bytes:

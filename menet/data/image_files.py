@@ -1,6 +1,7 @@
 """Images kept as one file each: decoded when asked for, or once into a memory-mapped file of bytes."""
 
 import hashlib
+import math
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -88,7 +89,7 @@ def packed(files: ImageFiles, name: str, folder: Path) -> Tensor | Images:
     place = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
     target = cache_folder() / "decoded" / f"{name}-{place}-{_key(files)}.u8"
     try:
-        if not target.exists():
+        if not target.exists() or target.stat().st_size != math.prod(files.shape):
             _pack(files, target, name)
             for former in target.parent.glob(f"{name}-{place}-*.u8"):
                 if former != target:
@@ -117,7 +118,7 @@ def _key(files: ImageFiles) -> str:
             state = path.stat()
         except OSError as error:
             raise DataError(f"{path} cannot be read: {error.strerror}") from error
-        key.update(f"{path.name} {state.st_size} {state.st_mtime_ns}\n".encode())
+        key.update(f"{path.parent.name}/{path.name} {state.st_size} {state.st_mtime_ns}\n".encode())
     return key.hexdigest()[:24]
 
 

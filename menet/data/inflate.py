@@ -39,8 +39,10 @@ class Inflater:
         return out
 
     def at_end(self) -> bool:
-        """Whether nothing is left, which also makes the decoder check the checksum at the end."""
-        return not self.some(1) and self._decoder.eof
+        """Whether nothing is left, inside or behind; getting there makes the decoder check its checksum."""
+        if self.some(1) or not self._decoder.eof:
+            return False
+        return self._taken == self.size and not self._decoder.unused_data
 
     def some(self, limit: int) -> bytes:
         """At most `limit` further bytes; none at the end."""
@@ -69,3 +71,5 @@ def gzip_pieces(path: Path, limit: int) -> Iterator[bytes]:
         if total > limit:
             raise DataError(f"{path} expands to more than {limit} bytes")
         yield piece
+    if not inflater.at_end():
+        raise DataError(f"{path} is not one whole gzip stream")

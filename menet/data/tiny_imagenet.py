@@ -25,7 +25,8 @@ def read(folder: Path, split: str) -> Dataset:
         raise DataError(f"{base / 'wnids.txt'} lists no classes, or one of them twice")
     listed = _train(base, wnids) if split == "train" else _validation(base, wnids)
     if not listed:
-        raise DataError(f"{base} holds no {split} images of the classes in wnids.txt")
+        where = base / ("train" if split == "train" else "val/val_annotations.txt")
+        raise DataError(f"{where} holds no images of the classes in wnids.txt")
     paths, labels = zip(*listed, strict=True)
     return Dataset(
         name="tiny-imagenet",
