@@ -1,7 +1,7 @@
 """The one loop over an attack's steps: FGSM, PGD, CW, APGD, SPSA and the adaptive attacks all run in it."""
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -17,6 +17,7 @@ SHOW_PROGRESS_FROM = 50
 """Shorter attacks run inside training loops, where a bar of their own would only flicker."""
 
 
+@runtime_checkable
 class Objective(Protocol):
     """What is raised: losses, and their gradients or an estimate of them."""
 
@@ -25,6 +26,7 @@ class Objective(Protocol):
     def value(self, images: Images) -> Losses: ...
 
 
+@runtime_checkable
 class Rule(Protocol):
     """Where to go from `images`, given the gradient and the losses there. May remember earlier steps."""
 

@@ -16,9 +16,9 @@ from menet.errors import ConfigurationError
 class CWL2(Attack):
     """The smallest l2 change that is misclassified with a given confidence.
 
-    `unlimited` holds what was found; `images` is its projection into the threat model (see `DecisionAttack`
-    for what that means). Examples whose confidence is out of reach come back unchanged, marked in `failed`;
-    foolbox returns a black image for them and calls it a success.
+    `unlimited` holds what was found; `images` is its projection into the threat model, where the model may be
+    right again. Examples whose confidence is out of reach come back unchanged, marked in `failed`; foolbox
+    returns a black image for them and calls it a success.
     """
 
     threat: ThreatModel = SMALLEST_L2
@@ -57,7 +57,7 @@ class CWL2(Attack):
             if task.targets is None
             else TargetedMisclassification(task.targets)
         )
-        with bridged(task, "CW-L2") as (bridge, _):
+        with bridged(task, "CW-L2") as (bridge, _), torch.enable_grad():
             bounds = (self.threat.low, self.threat.high)
             found = attack.run(PyTorchModel(bridge, bounds, task.images.device), task.images, criterion)
         found = found.to(task.images.dtype).clamp(*bounds)

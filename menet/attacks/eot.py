@@ -52,12 +52,12 @@ class ExpectedLoss:
             leaf = _repeated(images[block].detach(), draws).requires_grad_()
             with torch.enable_grad():
                 losses = self._losses(leaf, block, draws)
-            if not losses.requires_grad:
-                raise AttackError(
-                    "the model's logits do not depend on its images in a way that can be differentiated; "
-                    "use a score or decision attack (spsa, square, boundary)"
-                )
-            (rows_slope,) = torch.autograd.grad(losses.sum(), leaf)
+                if not losses.requires_grad:
+                    raise AttackError(
+                        "the model's logits do not depend on its images in a way that can be differentiated; "
+                        "use a score or decision attack (spsa, square, boundary)"
+                    )
+                (rows_slope,) = torch.autograd.grad(losses.sum(), leaf)
             total[block] += losses.detach().unflatten(0, (draws, -1)).sum(0)
             slope[block] += rows_slope.unflatten(0, (draws, -1)).sum(0)
         return total / self.draws, slope / self.draws

@@ -5,7 +5,7 @@ With `targets` given, a loss is high when the model answers the target class ins
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch.nn import functional
 from menet.errors import ConfigurationError
 
 
+@runtime_checkable
 class Loss(Protocol):
     """Maps logits (n,K), labels (n,) and, for targeted attacks, targets (n,) to losses (n,)."""
 

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from menet.errors import ConfigurationError
 from menet.progress import reporting
 
 
+@runtime_checkable
 class Examples(Protocol):
     """A dataset as far as attacks need one: `menet.data.Dataset` is one."""
 

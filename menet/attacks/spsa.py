@@ -66,7 +66,9 @@ class _FiniteDifferences:
         gradient = torch.zeros_like(images)
         pending = (~self.finished).nonzero().squeeze(1)
         losses = self.losses.clone()
-        for examples in pending.split(max(1, self.settings.rows // self.settings.samples)):
+        at_once = max(1, self.settings.rows // self.settings.samples)
+        for first in range(0, len(pending), at_once):
+            examples = pending[first : first + at_once]
             losses[examples], gradient[examples] = self._estimate(images[examples], examples)
         if self.settings.stop is not None:
             self.finished = self.finished | (losses > self.settings.stop)

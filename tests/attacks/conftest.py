@@ -13,7 +13,7 @@ LINF = ThreatModel("linf", EPSILON)
 
 
 class RandomMasks(nn.Module):
-    """Drops pixels with a generator of its own, then classifies: random like ME-Net, without its estimator."""
+    """Drops pixels with a generator of its own, then classifies: random like ME-Net, but no estimator."""
 
     def __init__(self, classifier: nn.Module, p: float = 0.5) -> None:
         super().__init__()
