@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager
 from typing import TextIO, TypeVar
 
@@ -47,7 +47,9 @@ class _Bar(Reporter):
 
 
 @contextmanager
-def reporting(description: str, total: float | None = None, stream: TextIO | None = None) -> Iterator[Reporter]:
+def reporting(
+    description: str, total: float | None = None, stream: TextIO | None = None
+) -> Iterator[Reporter]:
     """A `Reporter` for the length of a `with` block, on standard error unless told otherwise."""
     stream = stream or sys.stderr
     if not stream.isatty():
@@ -66,7 +68,7 @@ def reporting(description: str, total: float | None = None, stream: TextIO | Non
 
 def track(items: Iterable[T], description: str, total: float | None = None) -> Iterator[T]:
     """Iterate over `items` while showing how far it is."""
-    if total is None and hasattr(items, "__len__"):
+    if total is None and isinstance(items, Sized):
         total = len(items)
     with reporting(description, total) as reporter:
         for item in items:
@@ -75,7 +77,10 @@ def track(items: Iterable[T], description: str, total: float | None = None) -> I
 
 
 def _words(shown: dict[str, float | str]) -> list[str]:
-    return [f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in shown.items()]
+    return [
+        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in shown.items()
+    ]
 
 
 def _duration(seconds: float) -> str:

@@ -1,1 +1,1 @@
-"""The commands, one file each: a frozen dataclass whose fields are the options and whose call does the work."""
+"""The commands, one file each: a frozen dataclass whose fields are the options and whose call does it."""

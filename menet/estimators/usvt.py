@@ -1,0 +1,80 @@
+"""Universal singular value thresholding (Chatterjee, 2015), by the published rule and by the original one."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from menet import linalg
+from menet.chunks import in_chunks
+from menet.estimators.checks import Gradient, estimator
+
+ETA = 0.01
+
+
+@estimator(dimensions=2)
+def usvt(x: Tensor, mask: Tensor, keep: float | Literal["universal"] = 0.8, *, eta: float = ETA) -> Tensor:
+    """Estimate `(..., m, n)` by dropping small singular values of the zero-filled matrix over the observed share.
+
+    `keep` is the share of singular values that stay, int(keep · min(m, n)) and at least one: the published
+    code's rule. `keep="universal"` is Chatterjee's: those of at least (2 + eta)·√(max(m, n)·p̂) stay, with p̂ the
+    observed share and entries on the scale [-1, 1]; on small images that leaves very few. Where nothing is
+    observed the estimate is zero. The estimate jumps where a kept and a dropped singular value meet; the exact
+    gradient is bounded there.
+    """
+    _check(keep, eta)
+    share = mask.to(x.dtype).mean((-2, -1))
+    turned = x.shape[-1] > x.shape[-2]
+    truncated = _Truncate.apply(linalg.tall(x).contiguous(), share, keep, eta)
+    return (truncated.mT if turned else truncated) / torch.where(share > 0, share, 1.0)[:, None, None]
+
+
+@dataclass(frozen=True)
+class USVT:
+    """`usvt` with its parameters."""
+
+    keep: float | Literal["universal"] = 0.8
+    eta: float = ETA
+    gradient: Gradient = "exact"
+
+    def __post_init__(self) -> None:
+        _check(self.keep, self.eta)
+
+    def __call__(self, x: Tensor, mask: Tensor) -> Tensor:
+        return usvt(x, mask, self.keep, eta=self.eta, gradient=self.gradient)
+
+
+class _Truncate(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: Tensor, share: Tensor, keep: float | Literal["universal"], eta: float) -> Tensor:
+        def truncate(x: Tensor, share: Tensor) -> tuple[Tensor, ...]:
+            values, vectors = linalg.eigh_of_gram(x)
+            size = x.shape[-1]
+            if keep == "universal":
+                kept = values >= (2 + eta) * (x.shape[-2] * share).sqrt()[:, None]
+            else:
+                kept = (torch.arange(size, device=x.device) >= size - max(1, int(keep * size))).expand_as(values)
+            return x @ ((vectors * kept[:, None, :]) @ vectors.mT), values, vectors, kept
+
+        truncated, values, vectors, kept = in_chunks(truncate, [x, share])
+        context.save_for_backward(x, values, vectors, kept)
+        return truncated
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(context: Any, outgoing: Tensor) -> tuple[Tensor | None, ...]:
+        (of_x,) = in_chunks(
+            lambda x, values, vectors, kept, outgoing: (
+                linalg.truncate_derivative(x, values, vectors, kept)(outgoing),
+            ),
+            [*context.saved_tensors, outgoing.contiguous()],
+        )
+        return of_x, None, None, None
+
+
+def _check(keep: float | str, eta: float) -> None:
+    if keep != "universal" and not (isinstance(keep, (int, float)) and 0 < keep <= 1):
+        raise ValueError(f"keep is {keep!r}; accepted are a share above 0 and up to 1, or 'universal'")
+    if not eta >= 0:
+        raise ValueError(f"eta is {eta}; accepted are numbers from 0")

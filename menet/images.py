@@ -1,0 +1,36 @@
+"""Images as matrices: the first and the last step of the defense."""
+
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+Channels = Literal["joint", "separate"]
+
+
+def to_matrix(images: Float[Tensor, "*batch c h w"], channels: Channels = "joint") -> Tensor:
+    """Matrices on the scale [-1, 1] of images on the scale [0, 1].
+
+    `joint` puts the channels side by side, `[R G B]`, as the paper does: `(*batch, h, c·w)`.
+    `separate` keeps one matrix per channel: `(*batch, c, h, w)`.
+    """
+    _check(channels)
+    scaled = images * 2 - 1
+    if channels == "separate":
+        return scaled
+    return scaled.movedim(-3, -2).flatten(-2)
+
+
+def to_image(matrices: Tensor, shape: torch.Size | tuple[int, ...], channels: Channels = "joint") -> Tensor:
+    """Images of `shape` `(*batch, c, h, w)` from matrices of `to_matrix`, clipped to [0, 1]."""
+    _check(channels)
+    if channels == "joint":
+        c, _, w = shape[-3:]
+        matrices = matrices.unflatten(-1, (c, w)).movedim(-2, -3)
+    return ((matrices + 1) / 2).clamp(0, 1)
+
+
+def _check(channels: str) -> None:
+    if channels not in get_args(Channels):
+        raise ValueError(f"channels is {channels!r}; accepted are {', '.join(map(repr, get_args(Channels)))}")
