@@ -20,7 +20,7 @@ SECONDS = 3.0
 
 
 def main() -> None:
-    """Print images per second of gathering, and of gathering with augmentation, and how they stand to the bar."""
+    """Print images per second, gathered and augmented, and how they stand to the bar."""
     dataset, what = _images()
     print(f"data: batches of {BATCH} from {what}")
     every = torch.get_num_threads()
@@ -28,9 +28,8 @@ def main() -> None:
         torch.set_num_threads(threads)
         for label, augmented in (("gathered", False), ("gathered, cropped, flipped", True)):
             rate = images_per_second(dataset, augmented)
-            print(
-                f"  {label:<27} {threads} thread(s) {rate:>9,.0f} images/s  {rate / BAR:5.1f} × the bar of {BAR:,}"
-            )
+            speed = f"{rate:>9,.0f} images/s  {rate / BAR:5.1f} × the bar of {BAR:,}"
+            print(f"  {label:<27} {threads} thread(s) {speed}")
     torch.set_num_threads(every)
 
 
@@ -58,7 +57,9 @@ def _images() -> tuple[Dataset, str]:
         generator = torch.Generator().manual_seed(0)
         images = torch.randint(0, 256, (50_000, 3, 32, 32), dtype=torch.uint8, generator=generator)
         labels = torch.zeros(len(images), dtype=torch.int64)
-        return Dataset("made", "train", images, labels, CLASSES, MEAN, STD), "random bytes shaped like CIFAR-10"
+        return Dataset(
+            "made", "train", images, labels, CLASSES, MEAN, STD
+        ), "random bytes shaped like CIFAR-10"
 
 
 if __name__ == "__main__":

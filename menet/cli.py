@@ -3,8 +3,10 @@
 import difflib
 import importlib
 import sys
-from collections.abc import Sequence
-from typing import NamedTuple
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 from menet.errors import MenetError
 
@@ -24,7 +26,9 @@ COMMANDS = {
     "data list": Command("menet.commands.data_list:DataList", "which datasets there are, and which are here"),
     "data fetch": Command("menet.commands.data_get:DataFetch", "download a dataset from its publisher"),
     "data import": Command("menet.commands.data_get:DataImport", "take a dataset from files you have"),
-    "data verify": Command("menet.commands.data_verify:DataVerify", "compare it with the publisher's checksums"),
+    "data verify": Command(
+        "menet.commands.data_verify:DataVerify", "compare it with the publisher's checksums"
+    ),
     "data rank": Command("menet.commands.data_rank:DataRank", "how low the rank of its images is (figure 1)"),
 }
 
@@ -51,14 +55,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     module, attribute = COMMANDS[name].target.split(":")
     command_type = getattr(importlib.import_module(module), attribute)
     try:
-        command = tyro.cli(command_type, prog=f"menet {name}", args=rest, description=command_type.__doc__)
-        return int(command() or 0)
+        with _plain_warnings(name):
+            command = tyro.cli(
+                command_type, prog=f"menet {name}", args=rest, description=command_type.__doc__
+            )
+            return int(command() or 0)
     except MenetError as error:
         print(f"menet {name}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"\nmenet {name}: interrupted", file=sys.stderr)
         return 130
+
+
+@contextmanager
+def _plain_warnings(name: str) -> Iterator[None]:
+    """Show the project's own warnings as one line, without the place in the code they came from."""
+    usual = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *place: Any, **options: Any) -> None:
+        if category.__module__.startswith("menet."):
+            print(f"menet {name}: {message}", file=sys.stderr)
+        else:
+            usual(message, category, *place, **options)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
 
 
 def _longest_command(arguments: list[str]) -> tuple[str | None, list[str]]:

@@ -1,4 +1,4 @@
-"""Datasets: one contract for all (`Dataset`), read from their publishers' own formats, never trusted blindly."""
+"""Datasets: one contract for all (`Dataset`), read from their publishers' own formats."""
 
 from menet.data.catalog import NAMES
 from menet.data.dataset import SPLITS, Dataset, DataWarning, Images

@@ -60,9 +60,24 @@ MNIST_MIRRORS = (
 )
 # Name, MD5 and size of the file as published, MD5 of what is inside.
 MNIST_FILES = (
-    ("train-images-idx3-ubyte", "f68b3c2dcbeaaa9fbdd348bbdeb94873", 9912422, "6bbc9ace898e44ae57da46a324031adb"),
-    ("train-labels-idx1-ubyte", "d53e105ee54ea40749a09fcbcd1e9432", 28881, "a25bea736e30d166cdddb491f175f624"),
-    ("t10k-images-idx3-ubyte", "9fb629c4189551a2d022fa330f9573f3", 1648877, "2646ac647ad5339dbf082846283269ea"),
+    (
+        "train-images-idx3-ubyte",
+        "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+        9912422,
+        "6bbc9ace898e44ae57da46a324031adb",
+    ),
+    (
+        "train-labels-idx1-ubyte",
+        "d53e105ee54ea40749a09fcbcd1e9432",
+        28881,
+        "a25bea736e30d166cdddb491f175f624",
+    ),
+    (
+        "t10k-images-idx3-ubyte",
+        "9fb629c4189551a2d022fa330f9573f3",
+        1648877,
+        "2646ac647ad5339dbf082846283269ea",
+    ),
     ("t10k-labels-idx1-ubyte", "ec29112dd5afa0611ce80d1b7f02629c", 4542, "27ae3e4e09519cfbb04c329615203637"),
 )
 CIFAR10_BINARY = """

@@ -23,7 +23,7 @@ def names(split: str) -> tuple[str, ...]:
 
 
 def read(folder: Path, split: str) -> Dataset:
-    """Read one split of the binary version (memory-mapped) or, where only that is there, of the python one."""
+    """Read one split: memory-mapped from the binary version, or from the python one if only that is there."""
     if not (folder / BINARY).exists() and (folder / PYTHON).exists():
         batches = [_python_batch(require(folder / PYTHON / name, "cifar10")) for name in names(split)]
     else:

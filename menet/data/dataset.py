@@ -28,7 +28,7 @@ def notice_once(message: str) -> None:
 
 @runtime_checkable
 class Images(Protocol):
-    """Images that need not be in memory: indexed by a slice or a vector of positions, they become a tensor."""
+    """Images that need not be in memory: a slice or a vector of positions gives them as a tensor."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...

@@ -27,8 +27,8 @@ PARTIAL_CONTENT, RANGE_NOT_SATISFIABLE = 206, 416
 def download(addresses: Sequence[str], to: Path, md5: str, size: int) -> Path:
     """Fetch `to` from the first address that gives exactly the content with this MD5 and size.
 
-    A `DataError` says for each address what went wrong. What was received of a broken-off download is kept and
-    continued by the next call; what has the wrong checksum is thrown away.
+    A `DataError` says for each address what went wrong. What was received of a broken-off download is kept
+    and continued by the next call; what has the wrong checksum is thrown away.
     """
     to.parent.mkdir(parents=True, exist_ok=True)
     partial = to.parent / f".{to.name}.{md5[:8]}.partial"

@@ -1,7 +1,7 @@
 """Any folder of images in class folders.
 
-Either `PATH/train/CLASS/*` with `PATH/test/CLASS/*` (or `val` for `test`), or `PATH/CLASS/*`, which is split by
-a hash of each file's name: one in five is a test image, and adding files never moves others across.
+Either `PATH/train/CLASS/*` with `PATH/test/CLASS/*` (or `val` for `test`), or `PATH/CLASS/*`, which is split
+by a hash of each file's name: one in five is a test image, and adding files never moves others across.
 """
 
 import hashlib
@@ -84,7 +84,7 @@ def _common_size(paths: list[Path]) -> tuple[int, int]:
         if size != first:
             one, other = (f"{width}×{height}" for height, width in (first, size))
             raise DataError(
-                f"{paths[0]} is {one} pixels and {path} is {other}: give `side` to scale and crop all to one size"
+                f"{paths[0]} is {one} pixels and {path} is {other}: give `side` to make all one size"
             )
     return first
 

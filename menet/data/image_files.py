@@ -55,6 +55,10 @@ class ImageFiles:
         path = self.paths[position]
         try:
             with _opened(path) as image:
+                # Before decoding, which would make as many bytes as the header claims.
+                if not self.resized and image.size != (self.width, self.height):
+                    size = f"{image.width}×{image.height}"
+                    raise DataError(f"{path} is {size} pixels where {self.width}×{self.height} is expected")
                 pixels = image.convert("RGB")
                 if self.resized:
                     pixels = ImageOps.fit(pixels, (self.width, self.height), Image.Resampling.BICUBIC)
@@ -63,9 +67,6 @@ class ImageFiles:
         # A decoder given damaged bytes may raise nearly anything; all of it means the same to the user.
         except Exception as error:
             raise DataError(f"{path} is not a readable image: {error}") from error
-        if pixels.size != (self.width, self.height):
-            size = f"{pixels.width}×{pixels.height}"
-            raise DataError(f"{path} is {size} pixels where {self.width}×{self.height} is expected")
         return np.asarray(pixels).transpose(2, 0, 1)
 
 
@@ -83,8 +84,8 @@ def image_size(path: Path) -> tuple[int, int]:
 def packed(files: ImageFiles, name: str, folder: Path) -> Tensor | Images:
     """The same images from a memory-mapped file in the user's cache, which is written the first time.
 
-    The file is keyed to the path, size and time of change of every image, so an edited folder is decoded anew,
-    and the file made for its former state is removed. Where the cache cannot be written, the images stay files.
+    The file is keyed to the name, size and time of change of every image: an edited folder is decoded anew,
+    and the file made for its former state is removed. Where there is no place for it, the images stay files.
     """
     place = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
     target = cache_folder() / "decoded" / f"{name}-{place}-{_key(files)}.u8"
@@ -126,5 +127,7 @@ def _opened(path: Path) -> Image.Image:
     image = Image.open(path, formats=FORMATS)
     if image.width * image.height > MAXIMUM_PIXELS:
         image.close()
-        raise DataError(f"{path} claims {image.width}×{image.height} pixels; at most {MAXIMUM_PIXELS} are read")
+        raise DataError(
+            f"{path} claims {image.width}×{image.height} pixels; at most {MAXIMUM_PIXELS} are read"
+        )
     return image

@@ -32,16 +32,19 @@ def fetch(source: Source, root: str | os.PathLike[str] | None = None, replace: b
             try:
                 download(archive.addresses, kept / archive.name, archive.md5, archive.size)
             except DataError as error:
+                names = " and ".join(archive.name for archive in source.archives)
                 raise DataError(
-                    f"{error}; with no network, get {' and '.join(a.name for a in source.archives)} in another "
-                    f"way and run `menet data import {source.name} FOLDER`"
+                    f"{error}; with no network, get {names} in another way "
+                    f"and run `menet data import {source.name} FOLDER`"
                 ) from error
         _gather(source, kept, building)
     shutil.rmtree(kept)
     return final
 
 
-def take(source: Source, path: Path, root: str | os.PathLike[str] | None = None, replace: bool = False) -> Path:
+def take(
+    source: Source, path: Path, root: str | os.PathLike[str] | None = None, replace: bool = False
+) -> Path:
     """Copy a dataset from a folder that has its files somewhere inside, or from the publisher's archive."""
     if source.embedded:
         raise DataError(f"{source.name} is built in and needs no import")
@@ -56,7 +59,9 @@ def take(source: Source, path: Path, root: str | os.PathLike[str] | None = None,
 
 
 @contextmanager
-def _building(source: Source, root: str | os.PathLike[str] | None, replace: bool) -> Iterator[tuple[Path, Path]]:
+def _building(
+    source: Source, root: str | os.PathLike[str] | None, replace: bool
+) -> Iterator[tuple[Path, Path]]:
     final = data_folder(root) / source.name
     if final.exists() and not replace:
         raise DataError(f"{final} is there already; `--replace` puts the new files in its place")
@@ -85,8 +90,8 @@ def _gather(source: Source, path: Path, building: Path) -> None:
         if found and found.is_file() and archive.name.endswith((".zip", ".tar.gz")):
             return _unpack(source, archive, found, building)
     if path.is_file():
-        names = ", ".join(archive.name for archive in source.archives)
-        raise DataError(f"{path} is not {names}; give that, or a folder with the unpacked files")
+        names = " and ".join(archive.name for archive in source.archives)
+        raise DataError(f"{path} alone is not {source.name}; give a folder with {names}, or with its files")
     for files in source.versions:
         found_files = [(file, _find(path, file)) for file in files]
         if any(found for _, found in found_files):

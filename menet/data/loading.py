@@ -22,9 +22,9 @@ def load(
 ) -> Dataset:
     """Load one split of `digits`, `mnist`, `cifar10`, `svhn`, `tiny-imagenet` or `folder`.
 
-    `root` holds one folder per dataset; it is `MENET_DATA`, else in the user's cache folder. For `folder` it is
-    the folder of images itself, which can also be written `folder:PATH`; only there may `side` ask for another
-    size. Content that is not exactly its publisher's is allowed, and said once (`DataWarning`).
+    `root` holds one folder per dataset; it is `MENET_DATA`, else in the user's cache folder. For `folder` it
+    is the folder of images itself, which can also be written `folder:PATH`; only there may `side` ask for
+    another size. Content that is not exactly its publisher's is allowed, and said once (`DataWarning`).
     """
     if split not in SPLITS:
         raise ConfigurationError(f"split is {split!r}; it must be one of {', '.join(SPLITS)}")

@@ -1,8 +1,8 @@
 """Numeric arrays from a MATLAB 5 `.mat` file, read without believing its headers.
 
-Only what SVHN's files are made of is read: real, dense, numeric arrays at the top level, compressed or not. All
-else in a file is skipped or refused. A claimed size is compared with what the file can hold before anything is
-allocated, and compressed arrays are inflated no further than their header says.
+Only what SVHN's files are made of is read: real, dense, numeric arrays at the top level, compressed or not.
+All else in a file is skipped or refused. A claimed size is compared with what the file can hold before
+anything is allocated, and compressed arrays are inflated no further than their header says.
 """
 
 import math
@@ -52,7 +52,11 @@ def read_mat(path: Path, wanted: tuple[str, ...]) -> dict[str, np.ndarray]:
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
     order = {b"IM": "<", b"MI": ">"}.get(bytes(content[126:128]))
-    if len(content) < HEADER_BYTES or order is None or bytes(content[124:126]) not in (b"\x00\x01", b"\x01\x00"):
+    if (
+        len(content) < HEADER_BYTES
+        or order is None
+        or bytes(content[124:126]) not in (b"\x00\x01", b"\x01\x00")
+    ):
         raise DataError(f"{path} is not a MATLAB 5 file")
     found: dict[str, np.ndarray] = {}
     at = HEADER_BYTES

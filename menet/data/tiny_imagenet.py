@@ -62,7 +62,12 @@ def _validation(base: Path, wnids: list[str]) -> list[tuple[Path, int]]:
 
 def _class_names(base: Path, wnids: list[str]) -> tuple[str, ...]:
     names = dict(line.split("\t", 1) for line in _lines(base / "words.txt") if "\t" in line)
-    return tuple(names.get(wnid, wnid).split(",")[0].strip() for wnid in wnids)
+    first = [names.get(wnid, wnid).split(",")[0].strip() for wnid in wnids]
+    # Two kinds of crane, say, stay apart by their numbers.
+    return tuple(
+        name if first.count(name) == 1 else f"{name} ({wnid})"
+        for name, wnid in zip(first, wnids, strict=True)
+    )
 
 
 def _lines(path: Path) -> list[str]:

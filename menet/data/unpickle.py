@@ -80,7 +80,15 @@ def read_plain_pickle(path: Path) -> object:
     except Refused as error:
         raise DataError(f"{path} is refused: it {error}, and only plain arrays are read") from error
     # What pickletools and the interpreter raise on broken opcodes, missing operands and wrong kinds of them.
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError) as error:
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        IndexError,
+        AttributeError,
+        RecursionError,
+        OverflowError,
+    ) as error:
         raise DataError(f"{path} is a damaged pickle ({type(error).__name__})") from error
 
 

@@ -44,6 +44,19 @@ def test_recompressed_or_plain_content_is_still_exact(published: Path) -> None:
     assert notices(published.parent) == []
 
 
+def test_what_is_checked_is_what_is_read(published: Path) -> None:
+    (published / "t10k-images-idx3-ubyte").write_bytes(made_files.idx(made_files.pixels(9, 12, 28, 28)))
+    assert notices(published.parent) == []
+    images = load("mnist", "test", published.parent).images
+    assert (images[:, 0].numpy() == made_files.pixels(1, 12, 28, 28)).all()
+
+
+def test_bytes_behind_the_content_are_a_difference(published: Path) -> None:
+    path = published / "t10k-labels-idx1-ubyte.gz"
+    path.write_bytes(path.read_bytes() + b"x")
+    assert not Checksums(published).is_exact(catalog.SOURCES["mnist"].versions[0][3])
+
+
 def test_one_changed_pixel_is_said_once(published: Path) -> None:
     path = published / "t10k-images-idx3-ubyte.gz"
     content = bytearray(gzip.decompress(path.read_bytes()))
@@ -55,7 +68,9 @@ def test_one_changed_pixel_is_said_once(published: Path) -> None:
     assert notices(published.parent, split="train") == []
 
 
-def test_the_answer_is_remembered_until_a_file_changes(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_answer_is_remembered_until_a_file_changes(
+    published: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert notices(published.parent) == []
     read = []
     monkeypatch.setattr(checksums, "content_md5", lambda path: read.append(path.name) or content_md5(path))
@@ -71,7 +86,9 @@ def test_the_answer_is_remembered_until_a_file_changes(published: Path, monkeypa
     assert read == [path.name], "verify reads the bytes again"
 
 
-def test_data_that_cannot_be_written_beside_is_remembered_in_the_cache(published: Path, own_cache: Path) -> None:
+def test_data_that_cannot_be_written_beside_is_remembered_in_the_cache(
+    published: Path, own_cache: Path
+) -> None:
     (published / RECORD).mkdir()
     assert notices(published.parent) == []
     (kept,) = own_cache.rglob("*.json")

@@ -90,7 +90,11 @@ MAKERS = {
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_fetch_then_verify_then_load(
-    name: str, tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str,
+    tmp_path: Path,
+    place: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     made = MAKERS[name](tmp_path / "made")
     archives = contents(name, made)
@@ -119,7 +123,11 @@ def test_fetch_then_verify_then_load(
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_tampered_download_never_becomes_a_dataset(
-    name: str, tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str,
+    tmp_path: Path,
+    place: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     made = MAKERS[name](tmp_path / "made")
     archives = contents(name, made)
@@ -152,7 +160,9 @@ def test_without_a_network_one_line_says_how_to_import(
 
 
 @pytest.mark.parametrize("name", [*MAKERS, "folder"])
-def test_import_from_a_folder(name: str, tmp_path: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_import_from_a_folder(
+    name: str, tmp_path: Path, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     made = {**MAKERS, "folder": made_files.folder}[name](tmp_path / "made" / "somewhere" / "deep")
     above = made if name == "folder" else tmp_path / "made"
     assert main(["data", "import", name, str(above)]) == 0

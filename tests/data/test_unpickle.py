@@ -102,6 +102,27 @@ def test_plain_data_comes_back_as_pickle_would_give_it(
     assert ours["c"] == value["c"]
 
 
+def test_the_opcodes_of_the_publishers_own_files(tmp_path: Path) -> None:
+    """Python 2 and the numpy of 2009 wrote text and bytes alike, as strings."""
+    raw = made_files.pixels(0, 2, 3072)
+    content = (
+        b"\x80\x02}q\x01(U\x04dataq\x02cnumpy.core.multiarray\n_reconstruct\nq\x03cnumpy\nndarray\nq\x04"
+        b"K\x00\x85U\x01b\x87Rq\x05(K\x01K\x02M\x00\x0c\x86cnumpy\ndtype\nq\x06U\x02u1K\x00K\x01\x87Rq\x07"
+        b"(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89T"
+        + struct.pack("<i", raw.size)
+        + raw.tobytes()
+        + b"tbU\x06labelsq\x08]q\x09(K\x03K\x05eu."
+    )
+    path = tmp_path / "batch"
+    path.write_bytes(content)
+    ours = read_plain_pickle(path)
+    assert isinstance(ours, dict)
+    assert (ours["data"] == raw).all()
+    assert ours["labels"] == [3, 5]
+    theirs = pickle.loads(content, encoding="bytes")
+    assert (theirs[b"data"] == raw).all(), "the pickle must be one that pickle reads"
+
+
 def test_a_shape_that_does_not_fit_its_bytes_is_refused(tmp_path: Path, little_memory: None) -> None:
     content = pickle.dumps({"data": made_files.pixels(0, 7, 3072)}, protocol=2)
     # 7 and 3072 as BININT1 and BININT2; the second becomes 65535.
