@@ -2,6 +2,7 @@
 
 import difflib
 import importlib
+import inspect
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -57,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with _plain_warnings(name):
             command = tyro.cli(
-                command_type, prog=f"menet {name}", args=rest, description=command_type.__doc__
+                command_type, prog=f"menet {name}", args=rest, description=inspect.getdoc(command_type)
             )
             return int(command() or 0)
     except MenetError as error:

@@ -9,7 +9,7 @@ import tyro
 from menet.commands.data_verify import DataVerify
 from menet.data import catalog, install
 
-Name = Annotated[str, tyro.conf.Positional]
+Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ class DataRank:
     The approximate rank is the fewest singular values of the matrix `[R G B]` that hold 90 % of its energy.
     """
 
-    name: Annotated[str, tyro.conf.Positional]
+    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
     """digits, mnist, cifar10, svhn, tiny-imagenet, or folder:PATH."""
 
     split: str = "test"

@@ -17,7 +17,7 @@ from menet.errors import DataError
 class DataVerify:
     """Compare a dataset with its publisher's checksums, reading every byte; exits with 1 where it differs."""
 
-    name: Annotated[str, tyro.conf.Positional]
+    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
     """mnist, cifar10, svhn or tiny-imagenet."""
 
     root: Path | None = None

@@ -3,6 +3,7 @@
 Everything is gathered and read once in a folder beside its place, and renamed into it when whole.
 """
 
+import contextlib
 import os
 import shutil
 import tarfile
@@ -32,13 +33,16 @@ def fetch(source: Source, root: str | os.PathLike[str] | None = None, replace: b
             try:
                 download(archive.addresses, kept / archive.name, archive.md5, archive.size)
             except DataError as error:
-                names = " and ".join(archive.name for archive in source.archives)
+                names = ", ".join(archive.name for archive in source.archives)
                 raise DataError(
                     f"{error}; with no network, get {names} in another way "
                     f"and run `menet data import {source.name} FOLDER`"
                 ) from error
         _gather(source, kept, building)
     shutil.rmtree(kept)
+    with contextlib.suppress(OSError):
+        # Not empty while another dataset is being fetched.
+        kept.parent.rmdir()
     return final
 
 
