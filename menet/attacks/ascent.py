@@ -42,7 +42,8 @@ class FixedStep:
     size: float
 
     def __call__(self, images: Images, gradient: Images, losses: Losses) -> Images:
-        return self.threat.project(images + self.size * self.threat.direction(gradient), self.origin)
+        moved = torch.add(images, self.threat.direction(gradient), alpha=self.size)
+        return self.threat.project(moved, self.origin)
 
 
 @dataclass(frozen=True)

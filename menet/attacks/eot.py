@@ -46,21 +46,14 @@ class ExpectedLoss:
 
     def gradient(self, images: Images) -> tuple[Losses, Images]:
         """Mean losses, and the gradient of each with respect to its image."""
-        total = images.new_zeros(len(images))
-        slope = torch.zeros_like(images)
+        if self.draws * len(images) <= self.rows:
+            return self._gradient_of(images, slice(None), self.draws)
+        total, slope = images.new_zeros(len(images)), torch.zeros_like(images)
         for block, draws in self._passes(len(images)):
-            leaf = _repeated(images[block].detach(), draws).requires_grad_()
-            with torch.enable_grad():
-                losses = self._losses(leaf, block, draws)
-                if not losses.requires_grad:
-                    raise AttackError(
-                        "the model's logits do not depend on its images in a way that can be differentiated; "
-                        "use a score or decision attack (spsa, square, boundary)"
-                    )
-                (rows_slope,) = torch.autograd.grad(losses.sum(), leaf)
-            total[block] += losses.detach().unflatten(0, (draws, -1)).sum(0)
-            slope[block] += rows_slope.unflatten(0, (draws, -1)).sum(0)
-        return total / self.draws, slope / self.draws
+            losses, part = self._gradient_of(images[block], block, draws)
+            total[block] += losses
+            slope[block] += part
+        return total, slope
 
     def value(self, images: Images) -> Losses:
         """Mean losses alone, without the cost of a gradient."""
@@ -68,8 +61,20 @@ class ExpectedLoss:
         with torch.no_grad():
             for block, draws in self._passes(len(images)):
                 losses = self._losses(_repeated(images[block], draws), block, draws)
-                total[block] += losses.unflatten(0, (draws, -1)).sum(0)
+                total[block] += _over_draws(losses, draws)
         return total / self.draws
+
+    def _gradient_of(self, images: Tensor, block: slice, draws: int) -> tuple[Tensor, Tensor]:
+        leaf = _repeated(images.detach(), draws).requires_grad_()
+        with torch.enable_grad():
+            losses = self._losses(leaf, block, draws) / self.draws
+            if not losses.requires_grad:
+                raise AttackError(
+                    "the model's logits do not depend on its images in a way that can be differentiated; "
+                    "use a score or decision attack (spsa, square, boundary)"
+                )
+            (slope,) = torch.autograd.grad(losses.sum(), leaf)
+        return _over_draws(losses.detach(), draws), _over_draws(slope, draws)
 
     def _losses(self, rows: Tensor, block: slice, draws: int) -> Tensor:
         logits = self.model(rows, block, draws)
@@ -87,3 +92,7 @@ class ExpectedLoss:
 
 def _repeated(images: Tensor, draws: int) -> Tensor:
     return images if draws == 1 else images.repeat(draws, 1, 1, 1)
+
+
+def _over_draws(values: Tensor, draws: int) -> Tensor:
+    return values if draws == 1 else values.unflatten(0, (draws, -1)).sum(0)

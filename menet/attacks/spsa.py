@@ -34,7 +34,7 @@ class SPSA(Attack):
     stop: float | None = None
     """Leave an example alone once its mean loss over the samples exceeds this; 0 is right for the margin loss
     on a deterministic model and saves most of the work, while a random model deserves every step."""
-    rows: int = 4 * ROWS
+    rows: int = ROWS
 
     def __post_init__(self) -> None:
         if self.samples < 2 or self.samples % 2:
