@@ -124,7 +124,7 @@ def test_a_claim_beyond_what_deflate_can_hold_is_refused(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("compressed", [True, False])
-@pytest.mark.parametrize("images", [(1 << 30), (1 << 31) - 1, -1, 0])
+@pytest.mark.parametrize("images", [1 << 30, (1 << 31) - 1, 1_000_000, 100_000, -1, 0])
 def test_mat_claims_are_refused_before_allocating(
     tmp_path: Path, compressed: bool, images: int, little_memory: None
 ) -> None:
