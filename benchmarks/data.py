@@ -57,9 +57,7 @@ def _images() -> tuple[Dataset, str]:
         generator = torch.Generator().manual_seed(0)
         images = torch.randint(0, 256, (50_000, 3, 32, 32), dtype=torch.uint8, generator=generator)
         labels = torch.zeros(len(images), dtype=torch.int64)
-        return Dataset(
-            "made", "train", images, labels, CLASSES, MEAN, STD
-        ), "random bytes shaped like CIFAR-10"
+        return Dataset("made", "train", images, labels, CLASSES, MEAN, STD), "random bytes shaped like CIFAR-10"
 
 
 if __name__ == "__main__":

@@ -21,15 +21,11 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "demo": Command("menet.commands.demo:Demo", "the main job, on embedded real images"),
-    "reconstruct": Command(
-        "menet.commands.reconstruct:Reconstruct", "mask image files and estimate them back"
-    ),
+    "reconstruct": Command("menet.commands.reconstruct:Reconstruct", "mask image files and estimate them back"),
     "data list": Command("menet.commands.data_list:DataList", "which datasets there are, and which are here"),
     "data fetch": Command("menet.commands.data_get:DataFetch", "download a dataset from its publisher"),
     "data import": Command("menet.commands.data_get:DataImport", "take a dataset from files you have"),
-    "data verify": Command(
-        "menet.commands.data_verify:DataVerify", "compare it with the publisher's checksums"
-    ),
+    "data verify": Command("menet.commands.data_verify:DataVerify", "compare it with the publisher's checksums"),
     "data rank": Command("menet.commands.data_rank:DataRank", "how low the rank of its images is (figure 1)"),
 }
 

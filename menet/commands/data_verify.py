@@ -35,9 +35,7 @@ class DataVerify:
         for file in files:
             exact.append(checksums.is_exact(file))
             here = (place / file.path).exists() or (place / file.path).with_suffix("").exists()
-            verdict = (
-                "as published" if exact[-1] else "differs from what was published" if here else "missing"
-            )
+            verdict = "as published" if exact[-1] else "differs from what was published" if here else "missing"
             if here and not exact[-1] and file.is_folder:
                 verdict = "not known to be as published (only a folder unpacked by menet from the archive is)"
             print(f"{file.path:<{width}}  {verdict}")

@@ -83,9 +83,7 @@ def _common_size(paths: list[Path]) -> tuple[int, int]:
         size = image_size(path)
         if size != first:
             one, other = (f"{width}×{height}" for height, width in (first, size))
-            raise DataError(
-                f"{paths[0]} is {one} pixels and {path} is {other}: give `side` to make all one size"
-            )
+            raise DataError(f"{paths[0]} is {one} pixels and {path} is {other}: give `side` to make all one size")
     return first
 
 

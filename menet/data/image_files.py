@@ -127,7 +127,5 @@ def _opened(path: Path) -> Image.Image:
     image = Image.open(path, formats=FORMATS)
     if image.width * image.height > MAXIMUM_PIXELS:
         image.close()
-        raise DataError(
-            f"{path} claims {image.width}×{image.height} pixels; at most {MAXIMUM_PIXELS} are read"
-        )
+        raise DataError(f"{path} claims {image.width}×{image.height} pixels; at most {MAXIMUM_PIXELS} are read")
     return image

@@ -46,9 +46,7 @@ def fetch(source: Source, root: str | os.PathLike[str] | None = None, replace: b
     return final
 
 
-def take(
-    source: Source, path: Path, root: str | os.PathLike[str] | None = None, replace: bool = False
-) -> Path:
+def take(source: Source, path: Path, root: str | os.PathLike[str] | None = None, replace: bool = False) -> Path:
     """Copy a dataset from a folder that has its files somewhere inside, or from the publisher's archive."""
     if source.embedded:
         raise DataError(f"{source.name} is built in and needs no import")
@@ -63,9 +61,7 @@ def take(
 
 
 @contextmanager
-def _building(
-    source: Source, root: str | os.PathLike[str] | None, replace: bool
-) -> Iterator[tuple[Path, Path]]:
+def _building(source: Source, root: str | os.PathLike[str] | None, replace: bool) -> Iterator[tuple[Path, Path]]:
     final = data_folder(root) / source.name
     if final.exists() and not replace:
         raise DataError(f"{final} is there already; `--replace` puts the new files in its place")

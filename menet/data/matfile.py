@@ -52,11 +52,7 @@ def read_mat(path: Path, wanted: tuple[str, ...]) -> dict[str, np.ndarray]:
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
     order = {b"IM": "<", b"MI": ">"}.get(bytes(content[126:128]))
-    if (
-        len(content) < HEADER_BYTES
-        or order is None
-        or bytes(content[124:126]) not in (b"\x00\x01", b"\x01\x00")
-    ):
+    if len(content) < HEADER_BYTES or order is None or bytes(content[124:126]) not in (b"\x00\x01", b"\x01\x00"):
         raise DataError(f"{path} is not a MATLAB 5 file")
     found: dict[str, np.ndarray] = {}
     at = HEADER_BYTES

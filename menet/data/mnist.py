@@ -25,9 +25,7 @@ def read(folder: Path, split: str) -> Dataset:
     image_file, label_file = (stored(folder, name) for name in names(split))
     images, labels = read_idx(image_file, 3), read_idx(label_file, 1)
     if images.shape[1:] != (SIDE, SIDE):
-        raise DataError(
-            f"{image_file} holds images of {images.shape[1]}×{images.shape[2]}, not {SIDE}×{SIDE}"
-        )
+        raise DataError(f"{image_file} holds images of {images.shape[1]}×{images.shape[2]}, not {SIDE}×{SIDE}")
     if len(images) != len(labels):
         raise DataError(f"{image_file} holds {len(images)} images, {label_file} {len(labels)} labels")
     if labels.max() >= len(CLASSES):

@@ -65,8 +65,7 @@ def _class_names(base: Path, wnids: list[str]) -> tuple[str, ...]:
     first = [names.get(wnid, wnid).split(",")[0].strip() for wnid in wnids]
     # Two kinds of crane, say, stay apart by their numbers.
     return tuple(
-        name if first.count(name) == 1 else f"{name} ({wnid})"
-        for name, wnid in zip(first, wnids, strict=True)
+        name if first.count(name) == 1 else f"{name} ({wnid})" for name, wnid in zip(first, wnids, strict=True)
     )
 
 

@@ -45,9 +45,7 @@ def test_each_image_draws_for_itself_and_channels_move_together(generator: torch
 def test_the_generator_alone_decides() -> None:
     images = torch.rand(32, 3, 32, 32, generator=torch.Generator().manual_seed(1))
     before = torch.get_rng_state()
-    first, second, other = (
-        crop_and_flip(images, generator=torch.Generator().manual_seed(s)) for s in (5, 5, 6)
-    )
+    first, second, other = (crop_and_flip(images, generator=torch.Generator().manual_seed(s)) for s in (5, 5, 6))
     assert torch.equal(first, second)
     assert not torch.equal(first, other)
     assert torch.equal(torch.get_rng_state(), before)

@@ -68,9 +68,7 @@ def test_one_changed_pixel_is_said_once(published: Path) -> None:
     assert notices(published.parent, split="train") == []
 
 
-def test_the_answer_is_remembered_until_a_file_changes(
-    published: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_answer_is_remembered_until_a_file_changes(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert notices(published.parent) == []
     read = []
     monkeypatch.setattr(checksums, "content_md5", lambda path: read.append(path.name) or content_md5(path))
@@ -86,9 +84,7 @@ def test_the_answer_is_remembered_until_a_file_changes(
     assert read == [path.name], "verify reads the bytes again"
 
 
-def test_data_that_cannot_be_written_beside_is_remembered_in_the_cache(
-    published: Path, own_cache: Path
-) -> None:
+def test_data_that_cannot_be_written_beside_is_remembered_in_the_cache(published: Path, own_cache: Path) -> None:
     (published / RECORD).mkdir()
     assert notices(published.parent) == []
     (kept,) = own_cache.rglob("*.json")

@@ -31,9 +31,7 @@ def test_colours_are_laid_side_by_side(generator: torch.Generator) -> None:
     images = torch.randint(0, 256, (20, 3, 16, 16), generator=generator).to(torch.uint8)
     # Three channels of rank one with the same left vector stay of rank one only side by side.
     images[0] = torch.tensor([1, 2, 3])[:, None, None] * torch.arange(16)[:, None]
-    dataset = Dataset(
-        "made", "test", images, torch.zeros(20, dtype=torch.int64), ("a",), (0.5,) * 3, (0.5,) * 3
-    )
+    dataset = Dataset("made", "test", images, torch.zeros(20, dtype=torch.int64), ("a",), (0.5,) * 3, (0.5,) * 3)
     ours = ranks_of(dataset, 20)
     assert ours[0] == 1
     assert ours.tolist() == [plain_rank(image) for image in images.numpy()]
@@ -57,9 +55,7 @@ def test_picture_and_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize("option", [["--energy", "0"], ["--limit", "0"], ["--split", "x"]])
-def test_bad_options_are_one_line(
-    option: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_options_are_one_line(option: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "rank", "digits", "--out", str(tmp_path), *option]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 

@@ -58,9 +58,7 @@ def test_a_server_without_ranges_starts_again(target: Path) -> None:
     assert len(server.requests) == 2
 
 
-@pytest.mark.parametrize(
-    "served", [CONTENT[:-1] + b"x", b"x" + CONTENT[1:], b"<html>no</html>", CONTENT + b"x"]
-)
+@pytest.mark.parametrize("served", [CONTENT[:-1] + b"x", b"x" + CONTENT[1:], b"<html>no</html>", CONTENT + b"x"])
 def test_tampered_content_never_gets_its_name(target: Path, served: bytes) -> None:
     with Server({"/file.bin": served}) as server, pytest.raises(DataError, match=r"checksum|not the 1024000"):
         get(server, target)

@@ -159,9 +159,7 @@ def test_without_a_network_one_line_says_how_to_import(
 
 
 @pytest.mark.parametrize("name", [*MAKERS, "folder"])
-def test_import_from_a_folder(
-    name: str, tmp_path: Path, place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_import_from_a_folder(name: str, tmp_path: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = {**MAKERS, "folder": made_files.folder}[name](tmp_path / "made" / "somewhere" / "deep")
     above = made if name == "folder" else tmp_path / "made"
     assert main(["data", "import", name, str(above)]) == 0

@@ -55,9 +55,7 @@ def test_counts_and_balance(real_data: Path, name: str, split: str) -> None:
         ("cifar10", [0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616]),
     ],
 )
-def test_means_and_standard_deviations(
-    real_data: Path, name: str, mean: list[float], std: list[float]
-) -> None:
+def test_means_and_standard_deviations(real_data: Path, name: str, mean: list[float], std: list[float]) -> None:
     here(real_data, name)
     dataset = load(name, "train", real_data)
     assert dataset.mean == tuple(mean)
@@ -103,9 +101,7 @@ def test_whole_datasets_are_verified_and_load_in_silence(
 def test_digits_are_training_images_of_mnist(real_data: Path) -> None:
     here(real_data, "mnist")
     whole = load("mnist", "train", real_data)
-    known = {
-        image.numpy().tobytes(): int(label) for image, label in zip(whole.images, whole.labels, strict=True)
-    }
+    known = {image.numpy().tobytes(): int(label) for image, label in zip(whole.images, whole.labels, strict=True)}
     for split in ("train", "test"):
         dataset = load("digits", split)
         for image, label in zip(dataset.images, dataset.labels.tolist(), strict=True):
