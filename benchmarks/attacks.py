@@ -35,13 +35,9 @@ def main(repeats: int = 15, digits: int = 100, samples: int = 2048, steps: int =
         ours, foolboxs = _alternate(max(3, repeats // 3), *_whole_attacks(model, images, labels))
         _show("PGD of 10 steps / foolbox's", ours / foolboxs, 1.0)
         few = images[:20], labels[:20]
-        many, single = _alternate(
-            max(3, repeats // 3), _pgd_step(model, *few, draws=20), _pgd_step(model, *few)
-        )
+        many, single = _alternate(max(3, repeats // 3), _pgd_step(model, *few, draws=20), _pgd_step(model, *few))
         _show("step over 20 draws / 20 single steps", many / (20 * single), 1.0)
-        print(
-            f"  {'largest pass of a step over 20 draws':<40} {_largest_pass(model, *few)} images (bar {ROWS})"
-        )
+        print(f"  {'largest pass of a step over 20 draws':<40} {_largest_pass(model, *few)} images (bar {ROWS})")
     _spsa(digits, samples, steps)
 
 
@@ -109,9 +105,7 @@ def _spsa(digits: int, samples: int, steps: int) -> None:
     result = attack(model, images, labels, generator=torch.Generator().manual_seed(0))
     seconds = time.perf_counter() - started
     with torch.no_grad():
-        before, after = (
-            (model(shown).argmax(1) == labels).float().mean() for shown in (images, result.images)
-        )
+        before, after = ((model(shown).argmax(1) == labels).float().mean() for shown in (images, result.images))
     print(
         f"attacks: SPSA, {samples} samples on {digits} digits, small network: {seconds:.0f} s, "
         f"{result.queries.sum() / seconds:,.0f} images/s, accuracy {before:.0%} → {after:.0%}"

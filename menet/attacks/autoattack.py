@@ -71,9 +71,7 @@ class AutoAttack(Attack):
                 part.n_iter = self.steps
             suite.square.n_queries = self.calls
             try:
-                found, _ = suite.run_standard_evaluation(
-                    task.images.float(), task.labels, batch_size=self.rows
-                )
+                found, _ = suite.run_standard_evaluation(task.images.float(), task.labels, batch_size=self.rows)
             finally:
                 sys.settrace(tracing)
             with torch.no_grad():

@@ -29,9 +29,7 @@ class Task:
     def generator(self) -> torch.Generator:
         """The caller's generator; attacks that draw at random ask for it here."""
         if self.random is None:
-            raise ConfigurationError(
-                "generator is missing: this attack draws at random, pass a torch.Generator"
-            )
+            raise ConfigurationError("generator is missing: this attack draws at random, pass a torch.Generator")
         return self.random
 
     def hand_to(

@@ -53,9 +53,7 @@ class CWL2(Attack):
             initial_const=self.first_weight,
         )
         criterion = (
-            Misclassification(task.labels)
-            if task.targets is None
-            else TargetedMisclassification(task.targets)
+            Misclassification(task.labels) if task.targets is None else TargetedMisclassification(task.targets)
         )
         with bridged(task, "CW-L2") as (bridge, _), torch.enable_grad():
             bounds = (self.threat.low, self.threat.high)

@@ -45,9 +45,7 @@ class PGD(Attack):
         if self.step_size is not None and not self.step_size > 0:
             raise ConfigurationError(f"step_size is {self.step_size}; it must be above 0")
         if self.restarts > 1 and not self.random_start:
-            raise ConfigurationError(
-                f"restarts is {self.restarts} with random_start off: all would be the same"
-            )
+            raise ConfigurationError(f"restarts is {self.restarts} with random_start off: all would be the same")
 
     def objective(self, task: Task) -> Objective:
         """What is raised; a variant of the attack may change the gradient here."""

@@ -52,8 +52,6 @@ class Queries:
             numbers = numbers if examples is None else numbers[examples]
             known = len(logits) == len(numbers) * draws
             which = (
-                f"example {int(numbers[row])}"
-                if known
-                else f"image {row} of {len(logits)} that the attack made"
+                f"example {int(numbers[row])}" if known else f"image {row} of {len(logits)} that the attack made"
             )
             raise AttackError(f"the model gave logits that are not numbers (NaN) for {which}")

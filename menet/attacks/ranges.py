@@ -68,9 +68,7 @@ def attack_range(
     """
     stop = len(examples) if stop is None else stop
     if not 0 <= start <= stop <= len(examples):
-        raise ConfigurationError(
-            f"range is {start} to {stop}; accepted are ranges within 0 to {len(examples)}"
-        )
+        raise ConfigurationError(f"range is {start} to {stop}; accepted are ranges within 0 to {len(examples)}")
     if batch < 1:
         raise ConfigurationError(f"batch is {batch}; it must be 1 or more")
     with reporting(type(attack).__name__, stop - start) as progress:

@@ -46,8 +46,6 @@ class Square(Attack):
             )
             images = task.images.float()
             square.init_hyperparam(images)
-            calls, found = square.attack_single_run(
-                images, task.labels if task.targets is None else task.targets
-            )
+            calls, found = square.attack_single_run(images, task.labels if task.targets is None else task.targets)
         found = self.threat.project(found.to(task.images.dtype), task.images)
         return AttackResult(found, queries=calls.to(torch.int64))

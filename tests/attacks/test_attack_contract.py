@@ -45,9 +45,7 @@ def blur(images: Tensor) -> Tensor:
 
 
 def other_network(images: Tensor) -> Tensor:
-    weights = torch.randn(
-        10, images[0].numel(), generator=torch.Generator().manual_seed(7), dtype=images.dtype
-    )
+    weights = torch.randn(10, images[0].numel(), generator=torch.Generator().manual_seed(7), dtype=images.dtype)
     return images.flatten(1) @ weights.T / 10
 
 
