@@ -47,9 +47,7 @@ class _Bar(Reporter):
 
 
 @contextmanager
-def reporting(
-    description: str, total: float | None = None, stream: TextIO | None = None
-) -> Iterator[Reporter]:
+def reporting(description: str, total: float | None = None, stream: TextIO | None = None) -> Iterator[Reporter]:
     """A `Reporter` for the length of a `with` block, on standard error unless told otherwise."""
     stream = stream or sys.stderr
     if not stream.isatty():
@@ -78,8 +76,7 @@ def track(items: Iterable[T], description: str, total: float | None = None) -> I
 
 def _words(shown: dict[str, float | str]) -> list[str]:
     return [
-        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
-        for name, value in shown.items()
+        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in shown.items()
     ]
 
 

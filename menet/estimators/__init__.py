@@ -6,6 +6,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from menet.estimators.checks import Gradient
+from menet.estimators.mask_only import MaskOnly, mask_only
 from menet.estimators.nuclear_norm import NuclearNorm, nuclear_norm
 from menet.estimators.soft_impute import SoftImpute, soft_impute
 from menet.estimators.solver import Solution
@@ -17,11 +18,14 @@ __all__ = [
     "USVT",
     "Estimator",
     "Gradient",
+    "MaskOnly",
     "NuclearNorm",
     "SoftImpute",
     "Solution",
     "Tensor",
     "build",
+    "mask_only",
+    "name_of",
     "nuclear_norm",
     "soft_impute",
     "tensor",
@@ -31,7 +35,10 @@ __all__ = [
 
 @runtime_checkable
 class Estimator(Protocol):
-    """What the defense asks of an estimator: an estimate of `x` from the entries where `mask` is True."""
+    """What the defense asks of an estimator: an estimate of `x` from the entries where `mask` is True.
+
+    One with the class attribute `dimensions = 3` is given `(..., channels, rows, columns)`, any other matrices.
+    """
 
     def __call__(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor: ...
 
@@ -41,7 +48,16 @@ ESTIMATORS: dict[str, type] = {
     "soft-impute": SoftImpute,
     "nuclear-norm": NuclearNorm,
     "tensor": Tensor,
+    "mask-only": MaskOnly,
 }
+
+
+def name_of(estimator: Estimator) -> str:
+    """The name `build` knows the estimator by."""
+    for name, kind in ESTIMATORS.items():
+        if type(estimator) is kind:
+            return name
+    raise ValueError(f"estimator is {estimator!r}; it has no name, which a checkpoint needs to rebuild it")
 
 
 def build(name: str, **parameters: object) -> Estimator:

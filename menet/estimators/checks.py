@@ -31,6 +31,13 @@ def estimator(dimensions: int) -> Callable[[Callable[..., Tensor]], Callable[...
                 return filled.to(x.dtype)
             flat = filled.reshape(-1, *x.shape[-dimensions:])
             seen = seen.reshape(flat.shape)
+            # Autocast would round the products of a solver to 8 bits.
+            with torch.autocast(x.device.type, enabled=False):
+                return run(x, flat, seen, gradient, args, options)
+
+        def run(
+            x: Tensor, flat: Tensor, seen: Tensor, gradient: object, args: tuple[object, ...], options: dict
+        ) -> Tensor:
             if gradient == "bpda":
                 with torch.no_grad():
                     estimate = function(flat, seen, *args, **options).reshape(x.shape).to(x.dtype)

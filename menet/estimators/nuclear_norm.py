@@ -1,6 +1,7 @@
 """Nuclear-norm minimisation, the paper's method unless it says otherwise."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -32,6 +33,7 @@ def nuclear_norm(
 class NuclearNorm:
     """`nuclear_norm` with its parameters."""
 
+    dimensions: ClassVar[int] = 2
     mu: float = 1.0
     tol: float = TOLERANCE
     max_iter: int = ITERATIONS

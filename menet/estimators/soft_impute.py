@@ -1,6 +1,7 @@
 """Soft-Impute (Mazumder et al., 2010; equation 2 of the paper)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -44,6 +45,7 @@ def soft_impute(
 class SoftImpute:
     """`soft_impute` with its parameters."""
 
+    dimensions: ClassVar[int] = 2
     shrinkage: float | None = None
     restore_observed: bool = True
     tol: float = TOLERANCE

@@ -8,6 +8,7 @@ discrete cosine transform, instead of Fourier's, everything stays real (Kernfeld
 import functools
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -39,6 +40,7 @@ def tensor(
 class Tensor:
     """`tensor` with its parameters."""
 
+    dimensions: ClassVar[int] = 3
     mu: float = 1.0
     tol: float = TOLERANCE
     max_iter: int = ITERATIONS

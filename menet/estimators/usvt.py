@@ -1,7 +1,7 @@
 """Universal singular value thresholding (Chatterjee, 2015), by the published rule and by the original one."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ def usvt(x: Tensor, mask: Tensor, keep: float | Literal["universal"] = 0.8, *, e
 class USVT:
     """`usvt` with its parameters."""
 
+    dimensions: ClassVar[int] = 2
     keep: float | Literal["universal"] = 0.8
     eta: float = ETA
     gradient: Gradient = "exact"

@@ -1,0 +1,240 @@
+"""What every estimator promises. A new estimator is one line in ESTIMATORS."""
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+from jaxtyping import TypeCheckError
+from torch import Tensor
+
+from menet import estimators, masks
+
+# A call in double precision tight enough to compare, and how many trailing dimensions make one problem.
+TIGHT = {"tol": 1e-11, "max_iter": 20_000}
+ESTIMATORS = {
+    "usvt": (estimators.USVT(), 2),
+    "usvt-universal": (estimators.USVT(keep="universal"), 2),
+    "soft-impute": (estimators.SoftImpute(**TIGHT), 2),
+    "soft-impute-unrestored": (estimators.SoftImpute(restore_observed=False, **TIGHT), 2),
+    "soft-impute-fixed": (estimators.SoftImpute(shrinkage=0.3, **TIGHT), 2),
+    "nuclear-norm": (estimators.NuclearNorm(**TIGHT), 2),
+    "tensor": (estimators.Tensor(**TIGHT), 3),
+    "mask-only": (estimators.MaskOnly(), 2),
+}
+
+every = pytest.mark.parametrize("name", ESTIMATORS)
+
+
+def problem(dimensions: int, *batch: int, seed: int = 0, p: float = 0.6, side: int = 6) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shape = (*batch, *((3,) if dimensions == 3 else ()), side, side + 3)
+    x = torch.rand(shape, generator=generator, dtype=torch.float64) * 2 - 1
+    return x, masks.bernoulli(shape, p, generator)
+
+
+@every
+@pytest.mark.parametrize("batch", [(), (1,), (5,), (2, 3), (0,), (3, 0)])
+def test_any_leading_dimensions(name: str, batch: tuple[int, ...]) -> None:
+    estimator, dimensions = ESTIMATORS[name]
+    x, mask = problem(dimensions, *batch)
+    estimate = estimator(x, mask)
+    assert estimate.shape == x.shape
+    assert estimate.dtype == x.dtype
+    assert estimate.isfinite().all()
+
+
+@every
+def test_batching_changes_nothing(name: str) -> None:
+    estimator, dimensions = ESTIMATORS[name]
+    x, mask = problem(dimensions, 70)
+    together = estimator(x, mask)
+    alone = torch.stack([estimator(x[i], mask[i]) for i in (0, 33, 69)])
+    torch.testing.assert_close(together[[0, 33, 69]], alone, rtol=0, atol=1e-8)
+
+
+@every
+def test_threads_and_chunks_change_nothing(name: str) -> None:
+    estimator, dimensions = ESTIMATORS[name]
+    x, mask = problem(dimensions, 40)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        many = estimator(x, mask)
+        assert torch.get_num_threads() == 3
+        torch.set_num_threads(1)
+        one = estimator(x, mask)
+    finally:
+        torch.set_num_threads(threads)
+    torch.testing.assert_close(many, one, rtol=0, atol=1e-8)
+
+
+@every
+@given(seed=st.integers(0, 2**32 - 1), p=st.floats(0.7, 1.0))
+@settings(max_examples=15, deadline=None)
+def test_permuting_rows_commutes(name: str, seed: int, p: float) -> None:
+    estimator, dimensions = ESTIMATORS[name]
+    x, mask = problem(dimensions, seed=seed, p=p)
+    order = torch.randperm(x.shape[-2], generator=torch.Generator().manual_seed(seed))
+    torch.testing.assert_close(
+        estimator(x, mask)[..., order, :], estimator(x[..., order, :], mask[..., order, :]), rtol=0, atol=1e-6
+    )
+
+
+@every
+def test_transposing_commutes(name: str) -> None:
+    estimator, dimensions = ESTIMATORS[name]
+    x, mask = problem(dimensions, 4)
+    torch.testing.assert_close(estimator(x, mask).mT, estimator(x.mT, mask.mT), rtol=0, atol=1e-7)
+
+
+@every
+def test_unobserved_entries_do_not_matter(name: str) -> None:
+    estimator, dimensions = ESTIMATORS[name]
+    x, mask = problem(dimensions, 3)
+    expected = estimator(x, mask)
+    for junk in (float("nan"), float("inf"), 1e30):
+        torch.testing.assert_close(estimator(torch.where(mask, x, junk), mask), expected, rtol=0, atol=0)
+
+
+@every
+def test_strides_do_not_matter(name: str) -> None:
+    estimator, dimensions = ESTIMATORS[name]
+    x, mask = problem(dimensions, 4)
+    strided = torch.stack([x, -x], dim=-1)[..., 0]
+    assert not strided.is_contiguous()
+    torch.testing.assert_close(estimator(strided, mask), estimator(x, mask), rtol=0, atol=1e-10)
+
+
+@every
+def test_a_mask_broadcasts(name: str) -> None:
+    estimator, dimensions = ESTIMATORS[name]
+    x, mask = problem(dimensions, 4)
+    torch.testing.assert_close(estimator(x, mask[0]), estimator(x, mask[:1].expand_as(x)))
+
+
+@every
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_lower_precision(name: str, dtype: torch.dtype) -> None:
+    estimator, dimensions = ESTIMATORS[name]
+    x, mask = problem(dimensions, 8)
+    # The universal threshold keeps or drops by comparison; it is tested where rounding does not decide.
+    low = x.to(dtype)
+    estimate = estimator(low, mask)
+    assert estimate.dtype == dtype
+    tolerance = 1e-4 if dtype == torch.float32 else 4 * torch.finfo(dtype).eps
+    torch.testing.assert_close(estimate.double(), estimator(low.double(), mask), rtol=0, atol=tolerance)
+
+
+@every
+@pytest.mark.parametrize("case", ["nothing", "row", "column", "everything", "constant", "zero"])
+def test_degenerate_inputs(name: str, case: str) -> None:
+    estimator, dimensions = ESTIMATORS[name]
+    x, mask = problem(dimensions, 2)
+    match case:
+        case "nothing":
+            mask = torch.zeros_like(mask)
+        case "row":
+            mask[..., 0, :] = False
+        case "column":
+            mask[..., :, 0] = False
+        case "everything":
+            mask = torch.ones_like(mask)
+        case "constant":
+            x = torch.full_like(x, 0.5)
+        case "zero":
+            x = torch.zeros_like(x)
+    x.requires_grad_()
+    estimate = estimator(x, mask)
+    (gradient,) = torch.autograd.grad(estimate.sum(), x)
+    assert estimate.isfinite().all()
+    assert gradient.isfinite().all()
+    if case in ("nothing", "zero"):
+        assert (estimate == 0).all()
+
+
+@every
+@pytest.mark.parametrize("m, n", [(1, 1), (1, 7), (7, 1), (2, 2)])
+def test_thin_matrices(name: str, m: int, n: int) -> None:
+    estimator, dimensions = ESTIMATORS[name]
+    x = torch.rand(*((4, 3) if dimensions == 3 else (4,)), m, n, dtype=torch.float64)
+    mask = torch.rand(x.shape) < 0.7
+    assert estimator(x, mask).isfinite().all()
+
+
+@every
+def test_exact_gradient(name: str) -> None:
+    estimator, dimensions = ESTIMATORS[name]
+    x, mask = problem(dimensions, 3, p=0.7)
+    assert torch.autograd.gradcheck(lambda x: estimator(x, mask), x.requires_grad_(), atol=1e-5)
+
+
+@every
+def test_gradient_does_not_reach_unobserved_entries(name: str) -> None:
+    estimator, dimensions = ESTIMATORS[name]
+    x, mask = problem(dimensions, 2)
+    x.requires_grad_()
+    (gradient,) = torch.autograd.grad(estimator(x, mask).square().sum(), x)
+    assert (gradient[~mask] == 0).all()
+    assert (gradient[mask] != 0).any()
+
+
+@every
+def test_bpda_is_the_identity_backwards(name: str) -> None:
+    exact, dimensions = ESTIMATORS[name]
+    estimator = type(exact)(**{**exact.__dict__, "gradient": "bpda"})
+    x, mask = problem(dimensions, 2)
+    torch.testing.assert_close(estimator(x, mask), exact(x, mask), rtol=0, atol=1e-12)
+    x.requires_grad_()
+    outgoing = torch.rand_like(x)
+    (gradient,) = torch.autograd.grad(estimator(x, mask), x, outgoing)
+    torch.testing.assert_close(gradient, outgoing)
+
+
+@every
+def test_bad_input_is_named(name: str) -> None:
+    estimator, dimensions = ESTIMATORS[name]
+    x, mask = problem(dimensions, 2)
+    with pytest.raises(TypeError, match="x has dtype torch.int64"):
+        estimator(x.long(), mask)
+    with pytest.raises(TypeError, match="mask has dtype torch.float64"):
+        estimator(x, mask.double())
+    with pytest.raises(ValueError, match=r"mask has shape \(5,\)"):
+        estimator(x, mask.flatten()[:5])
+    with pytest.raises(ValueError, match=r"x has shape \(3,\)"):
+        estimator(torch.ones(3), torch.ones(3, dtype=torch.bool))
+    with pytest.raises(ValueError, match="x has shape"):
+        estimator(x[..., :0], mask[..., :0])
+    for bad in (float("nan"), float("-inf")):
+        with pytest.raises(ValueError, match="NaN or infinity in an observed entry"):
+            estimator(torch.where(mask, bad, x), mask)
+    with pytest.raises((TypeError, TypeCheckError)):
+        estimator(x.tolist(), mask)
+
+
+@pytest.mark.parametrize(
+    "make, named",
+    [
+        (lambda: estimators.NuclearNorm(mu=-1.0), "mu is -1.0"),
+        (lambda: estimators.Tensor(mu=float("nan")), "mu is nan"),
+        (lambda: estimators.SoftImpute(shrinkage=-0.1), "shrinkage is -0.1"),
+        (lambda: estimators.NuclearNorm(tol=-1.0), "tol is -1.0"),
+        (lambda: estimators.SoftImpute(max_iter=0), "max_iter is 0"),
+        (lambda: estimators.USVT(keep=0.0), "keep is 0.0"),
+        (lambda: estimators.USVT(keep=1.5), "keep is 1.5"),
+        (lambda: estimators.USVT(eta=-1.0), "eta is -1.0"),
+        (lambda: estimators.build("nuclear"), "did you mean 'nuclear-norm'"),
+        (
+            lambda: estimators.usvt(torch.ones(2, 2), torch.ones(2, 2, dtype=torch.bool), gradient="none"),
+            "gradient is 'none'",
+        ),
+    ],
+)
+def test_bad_parameters_are_named(make: object, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        make()  # type: ignore[operator]
+
+
+def test_every_public_name_builds() -> None:
+    assert set(estimators.ESTIMATORS) <= set(ESTIMATORS)
+    for name in estimators.ESTIMATORS:
+        assert type(estimators.build(name)) is estimators.ESTIMATORS[name]
