@@ -43,7 +43,7 @@ def test_the_preprocessor_masks_and_estimates(channels, pictures):
     matrices = to_matrix(pictures, channels)
     random = torch.Generator().manual_seed(3)
     if channels == "separate":
-        mask = bernoulli((6, 1, 8, 8), 0.6, random).expand(matrices.shape)
+        mask = bernoulli((6, 1, 8, 8), 0.6, random)
     else:
         mask = bernoulli(matrices.shape, 0.6, random)
     expected = to_image(NuclearNorm()(matrices, mask), pictures.shape, channels)
@@ -70,7 +70,7 @@ def test_exact_gradients_are_those_of_the_last_masks(pictures):
     exact = torch.from_numpy(preprocessor.estimate_gradient(pictures.numpy(), slope.numpy()))
 
     def along(size: float) -> Tensor:
-        return (preprocessor._estimate(pictures + size * direction, preprocessor.mask) * slope).sum()
+        return (preprocessor.defense.estimate(pictures + size * direction, preprocessor.mask) * slope).sum()
 
     numeric = (along(1e-3) - along(-1e-3)) / 2e-3
     torch.testing.assert_close((exact * direction).sum(), numeric, rtol=0.05, atol=0.05)
