@@ -62,11 +62,13 @@ class MENet(Preprocessed):
 
     def sample_mask(self, images: Float[Tensor, "b c h w"], generator: torch.Generator) -> Tensor:
         """One mask per image: by the schedule while training, by its mean in evaluation."""
-        p: float | Tensor = self.mean_p
-        if self.training:
-            chosen = torch.randint(len(self.schedule), (len(images),), generator=generator)
-            p = torch.tensor(self.schedule)[chosen]
-        return masking.bernoulli((len(images), *self.mask_shape(images)), p, generator, images.device)
+        count, shape = len(images), self.mask_shape(images)
+        if not self.training:
+            return masking.bernoulli((count, *shape), self.mean_p, generator, images.device)
+        part, parts = self.share
+        chosen = torch.randint(len(self.schedule), (parts * count,), generator=generator)
+        drawn = masking.bernoulli((parts * count, *shape), torch.tensor(self.schedule)[chosen], generator)
+        return drawn[part * count : (part + 1) * count].to(images.device)
 
     def mask_shape(self, images: Float[Tensor, "b c h w"]) -> tuple[int, ...]:
         """The shape of one image's mask: of its matrix, or of its pixels where channels share a mask."""
@@ -106,11 +108,15 @@ class MENet(Preprocessed):
 
     @classmethod
     def from_settings(cls, classifier: nn.Module, settings: dict[str, Any]) -> Self:
-        estimator = build(**settings["estimator"])
-        p = settings["p"]
-        return cls(
-            classifier, **{**settings, "estimator": estimator, "p": tuple(p) if isinstance(p, list) else p}
-        )
+        chosen = dict(settings)
+        if "estimator" in chosen:
+            try:
+                chosen["estimator"] = build(**chosen["estimator"])
+            except (TypeError, ValueError) as error:
+                raise ConfigurationError(f"the defense's estimator cannot be built: {error}") from error
+        if isinstance(chosen.get("p"), list):
+            chosen["p"] = tuple(chosen["p"])
+        return super().from_settings(classifier, chosen)
 
 
 class FixedMasks(nn.Module):

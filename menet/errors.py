@@ -21,5 +21,9 @@ class AttackError(MenetError):
     """An attack that cannot go on; the message names the example."""
 
 
+class TrainingError(MenetError):
+    """Training that cannot go on; the message says at which epoch and step."""
+
+
 class RecordError(MenetError):
     """A record file that is damaged or belongs to another evaluation."""

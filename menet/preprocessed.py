@@ -1,6 +1,7 @@
 """A classifier behind a preprocessing step: what the defense and the defenses it is compared with share."""
 
 import copy
+import inspect
 from typing import Any, ClassVar, Literal, Self, get_args
 
 import torch
@@ -19,6 +20,9 @@ class Preprocessed(nn.Module):
     Images are `(b, c, h, w)` on [0, 1]. Randomness comes from the module's own generator, on the CPU so that a
     seed means the same everywhere; it is part of `state_dict`. `gradient` says how gradients pass the
     preprocessing: `exact` differentiates it, `bpda` takes it for the identity (`surrogate` may say otherwise).
+
+    `share=(i, n)` says that the images it sees while training are part i of n equal parts of one batch: it then
+    draws for the whole batch and uses its part, so that n processes see what one would have seen.
     """
 
     name: ClassVar[str]
@@ -36,6 +40,7 @@ class Preprocessed(nn.Module):
         self.classifier = classifier
         self.gradient: Gradient = gradient
         self.generator = torch.Generator().manual_seed(seed)
+        self.share: tuple[int, int] = (0, 1)
 
     def preprocess(self, images: Float[Tensor, "b c h w"], generator: torch.Generator) -> Tensor:
         """What the classifier is to see of `images`; differentiable where `gradient="exact"` is supported."""
@@ -51,7 +56,12 @@ class Preprocessed(nn.Module):
 
     @classmethod
     def from_settings(cls, classifier: nn.Module, settings: dict[str, Any]) -> Self:
-        """The module whose `settings()` these are."""
+        """The module whose `settings()` these are; what they leave out has its default."""
+        accepted = inspect.signature(cls).parameters.keys() - {"classifier"}
+        unknown = sorted(settings.keys() - accepted)
+        if unknown:
+            names = ", ".join(sorted(accepted))
+            raise ConfigurationError(f"{cls.name} has no setting {unknown[0]!r}; accepted are {names}")
         return cls(classifier, **settings)
 
     def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b classes"]:
@@ -110,6 +120,8 @@ class Preprocessed(nn.Module):
             raise ConfigurationError(f"gradient is {gradient!r}; accepted are 'exact' and 'bpda'")
         view = copy.copy(self)
         view._modules = dict(self._modules)
+        # Copying gave it a generator of its own in the same state; two that replay each other's draws mislead.
+        view.generator = self.generator
         view.gradient = gradient
         return view
 

@@ -1,0 +1,93 @@
+"""Where this process stands among those that `torchrun` started: one alone, on two cores or on many machines."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as processes
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from menet.attacks import ThreatModel
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Place:
+    """One of `world` processes, and the device it computes on."""
+
+    rank: int = 0
+    world: int = 1
+    device: torch.device = CPU
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that writes files and talks."""
+        return self.rank == 0
+
+    def part(self, batch: Tensor) -> Tensor:
+        """This process's equal part of a batch that belongs to all."""
+        return batch[self.rank * len(batch) // self.world : (self.rank + 1) * len(batch) // self.world]
+
+    def parallel(self, module: nn.Module) -> nn.Module:
+        """`module` with gradients averaged over all processes."""
+        if self.world == 1:
+            return module
+        if self.device.type == "cuda":
+            module = nn.SyncBatchNorm.convert_sync_batchnorm(module)
+        return DistributedDataParallel(module, [self.device] if self.device.type == "cuda" else None)
+
+    def total(self, numbers: Tensor) -> Tensor:
+        """The sum of `numbers` over all processes."""
+        if self.world > 1:
+            processes.all_reduce(numbers)
+        return numbers
+
+    def wait(self) -> None:
+        """Go on when all processes have come here."""
+        if self.world > 1:
+            processes.barrier()
+
+
+@dataclass(frozen=True)
+class SharedThreat(ThreatModel):
+    """Random starts drawn for the batch of all processes, of which each takes its part.
+
+    So the starts, like masks and crops, do not depend on the number of processes.
+    """
+
+    rank: int = 0
+    world: int = 1
+
+    def random_start(self, origin: Tensor, generator: torch.Generator) -> Tensor:
+        whole = super().random_start(origin.repeat(self.world, 1, 1, 1), generator)
+        return whole[self.rank * len(origin) : (self.rank + 1) * len(origin)]
+
+
+def rank_and_world() -> tuple[int, int]:
+    """What `torchrun` says about this process; (0, 1) without it."""
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+@contextmanager
+def joined() -> Iterator[Place]:
+    """This process's place, connected with the others for the length of a `with` block.
+
+    On a machine with GPUs each process takes the one of its number there and speaks nccl, otherwise gloo.
+    """
+    rank, world = rank_and_world()
+    device = CPU
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+    if world == 1:
+        yield Place(device=device)
+        return
+    processes.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield Place(rank, world, device)
+    finally:
+        processes.destroy_process_group()

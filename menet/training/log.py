@@ -1,0 +1,71 @@
+"""The log of a run: JSON Lines always, TensorBoard where it is installed."""
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+from menet.errors import TrainingError
+from menet.files import write_atomically
+
+NAME = "log.jsonl"
+
+
+class Log:
+    """Rows appended to `log.jsonl`, each with `kind` and `step` (counted over the whole run).
+
+    A resumed run drops the rows after the checkpoint it goes on from, and a half-written last one, so that a log
+    reads as if the run had never stopped.
+    """
+
+    def __init__(self, folder: Path, step: int, *, resumed: bool) -> None:
+        self.path = folder / NAME
+        kept = [row for row in read_log(folder) if row["step"] <= step] if resumed else []
+        try:
+            write_atomically(self.path, "".join(json.dumps(row) + "\n" for row in kept))
+            self._file = self.path.open("a")
+        except OSError as error:
+            raise TrainingError(f"{self.path} cannot be written: {error.strerror}") from error
+        self._board = _tensorboard(folder)
+
+    def write(self, kind: str, step: int, **values: Any) -> None:
+        """Add one row."""
+        try:
+            self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise TrainingError(f"{self.path} cannot be written: {error.strerror}") from error
+        if self._board is not None:
+            for name, value in values.items():
+                if isinstance(value, int | float):
+                    self._board.add_scalar(f"{kind}/{name}", value, step)
+
+    def close(self) -> None:
+        """Flush and close what is open."""
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+
+def read_log(folder: Path) -> list[dict[str, Any]]:
+    """The rows of a run's log; a last line that was cut off is left out."""
+    path = folder / NAME
+    if not path.exists():
+        return []
+    rows = []
+    for line in path.read_text().splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict) and isinstance(row.get("step"), int):
+            rows.append(row)
+    return rows
+
+
+def _tensorboard(folder: Path) -> Any:
+    if importlib.util.find_spec("tensorboard") is None:
+        return None
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(str(folder / "tensorboard"))
