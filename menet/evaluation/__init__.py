@@ -1,0 +1,32 @@
+"""Evaluations one can trust: records, accuracies with intervals, an audit, and a certificate."""
+
+from menet.evaluation.accuracy import CRITERIA, Accuracy, accuracies, accuracy, restart_accuracies
+from menet.evaluation.attack_words import Assignment, assign
+from menet.evaluation.compare import Comparison, compare, mcnemar
+from menet.evaluation.intervals import bounded_mean, clopper_pearson
+from menet.evaluation.records import Records, read, read_folder
+from menet.evaluation.runner import Place, Settings, evaluate
+from menet.evaluation.scoring import Outcome, score
+
+__all__ = [
+    "CRITERIA",
+    "Accuracy",
+    "Assignment",
+    "Comparison",
+    "Outcome",
+    "Place",
+    "Records",
+    "Settings",
+    "accuracies",
+    "accuracy",
+    "assign",
+    "bounded_mean",
+    "clopper_pearson",
+    "compare",
+    "evaluate",
+    "mcnemar",
+    "read",
+    "read_folder",
+    "restart_accuracies",
+    "score",
+]

@@ -1,0 +1,56 @@
+"""The few images of an evaluation that are kept in its rows, so that a report can show them."""
+
+import base64
+import zlib
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from menet.attacks.kinds import Model
+from menet.preprocessed import Preprocessed
+
+
+def pack(image: Float[Tensor, "c h w"]) -> dict[str, Any]:
+    """An image in [0,1] as text, to the last bit of float32."""
+    content = np.ascontiguousarray(image.detach().float().cpu().numpy()).astype("<f4").tobytes()
+    return {"shape": list(image.shape), "zlib": base64.b64encode(zlib.compress(content, 6)).decode()}
+
+
+def unpack(packed: dict[str, Any]) -> Float[Tensor, "c h w"]:
+    """The image that `pack` packed."""
+    content = zlib.decompress(base64.b64decode(packed["zlib"]))
+    return torch.from_numpy(np.frombuffer(content, "<f4").astype(np.float32)).reshape(packed["shape"])
+
+
+@torch.no_grad()
+def portray(
+    model: Model, clean: Float[Tensor, "b c h w"], adversarial: Float[Tensor, "b c h w"], seed: int
+) -> list[dict[str, Any]]:
+    """For each example the clean and the adversarial image as the network sees them, and what it answers.
+
+    With a preprocessing: also `clean_seen` and `adversarial_seen`, what it makes of them under one and the
+    same mask; `clean` and `adversarial` are then answered by the network without it (the paper's last figure).
+    """
+    shown = {"clean": clean, "adversarial": adversarial}
+    answers: dict[str, Tensor] = {}
+    for name, images in list(shown.items()):
+        if isinstance(model, Preprocessed):
+            seen = model.reconstruct(images, torch.Generator().manual_seed(seed))
+            shown[f"{name}_seen"] = seen
+            answers[name], answers[f"{name}_seen"] = model.classifier(images), model.classifier(seen)
+        else:
+            answers[name] = model(images)
+    portraits: list[dict[str, Any]] = [{} for _ in clean]
+    for name, images in shown.items():
+        probabilities = answers[name].softmax(-1)
+        for number, portrait in enumerate(portraits):
+            best = int(probabilities[number].argmax())
+            portrait[name] = {
+                "image": pack(images[number]),
+                "prediction": best,
+                "probability": float(probabilities[number, best]),
+            }
+    return portraits

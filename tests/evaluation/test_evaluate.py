@@ -1,0 +1,231 @@
+"""Evaluations: fresh masks, rows that repeat, kills and resumptions, shards."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from evaluation_models import KILLED, RESTARTED, THREAT, assignments, network
+
+from menet.attacks import FGSM, PGD
+from menet.errors import ConfigurationError, RecordError
+from menet.estimators import NuclearNorm
+from menet.evaluation import Assignment, Place, Settings, accuracy, assign, evaluate, lines, score, seeds
+from menet.evaluation.pictures import pack, unpack
+from menet.evaluation.records import read, shard_path, shards
+
+SMALL = Settings(stop=24, batch=8, masks=6, seed=3)
+
+
+def plain(records) -> list[dict]:
+    return [{**row, "seconds": None} for row in records.rows]
+
+
+def pgd(model, **changes) -> list[Assignment]:
+    return [Assignment("pgd", PGD(threat=THREAT, steps=2, **changes), model, "bpda")]
+
+
+@pytest.fixture(scope="module")
+def whole(defended, digits, tmp_path_factory):
+    """The evaluation that is killed below, never killed."""
+    folder = tmp_path_factory.mktemp("whole")
+    (found,) = evaluate(defended, digits, assignments(defended), folder, KILLED).values()
+    return found
+
+
+def test_a_row_has_all_that_the_report_needs(whole):
+    assert [row["index"] for row in whole.rows] == list(range(3, 43))
+    assert whole.missing == ()
+    first = whole.rows[0]
+    assert len(first["clean"]["predictions"]) == len(first["adversarial"]["ranks"]) == 5
+    assert len(first["restarts"]) == 2
+    assert len(first["trace"]) == RESTARTED.steps + 1
+    assert {"clean", "adversarial", "clean_seen", "adversarial_seen"} == first["pictures"].keys()
+    assert "pictures" not in whole.rows[1]
+    shown = [unpack(first["pictures"][name]["image"]) for name in ("clean", "adversarial")]
+    assert (shown[1] - shown[0]).abs().max().item() == pytest.approx(first["change"]["linf"])
+    for row in whole.rows:
+        assert 0 < row["change"]["linf"] <= THREAT.epsilon + 1e-6
+        assert row["queries"] == 2 * 2 * (RESTARTED.steps + 1)
+    evaluation = whole.evaluation
+    assert evaluation["attack"]["threat"]["epsilon"] == evaluation["threat"]["epsilon"] == THREAT.epsilon
+    assert evaluation["model"]["defense"]["estimator"]["name"] == "usvt"
+    assert whole.header["made"]["versions"]["torch"] == torch.__version__
+
+
+def test_scoring_masks_are_fresh(whole, defended, digits):
+    """Seeds differ by purpose, and so do the masks that are drawn from them."""
+    used = [seed for row in whole.rows for seed in row["seeds"].values()]
+    per_row = [set(row["seeds"].values()) for row in whole.rows]
+    assert all(len(seeds) == 3 for seeds in per_row)
+    batches = 11
+    assert len(set(used)) == 3 * batches
+    images, _ = digits.batch(slice(0, 4))
+    masks = []
+    for name in ("attack", "scoring", "clean"):
+        generator = torch.Generator().manual_seed(whole.rows[0]["seeds"][name])
+        masks.append(defended.sample_mask(images, generator))
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        # Independent masks of p = 0.5 agree on about half of their 3,136 entries.
+        assert 0.45 < (masks[one] == masks[other]).float().mean() < 0.55
+
+
+def test_seeds_of_purposes_attacks_and_places_do_not_meet():
+    purposes = ("attack", "scoring", "clean", "restarts", "pictures", "source")
+    found = {
+        seeds.at(seed, purpose, label, place)
+        for seed in range(5)
+        for purpose in purposes
+        for label in ("pgd", "pgd:steps=4", "")
+        for place in range(0, 400, 4)
+    }
+    assert len(found) == 5 * len(purposes) * 3 * 100
+
+
+def test_rows_say_what_scoring_by_hand_finds(whole, defended, digits):
+    row = whole.rows[5]
+    first = row["index"] // 4 * 4
+    images, labels = digits.batch(slice(first, first + 4))
+    defended.reseed(row["seeds"]["clean"])
+    with torch.no_grad():
+        answers = torch.stack([defended(images).argmax(1) for _ in range(5)])
+    assert answers[:, row["index"] - first].tolist() == row["clean"]["predictions"]
+    assert row["label"] == int(labels[row["index"] - first])
+
+
+def test_scores_do_not_depend_on_how_many_images_share_a_pass(defended, some):
+    images, labels = some
+    outcomes = []
+    for rows in (60, 130, 1000):
+        defended.reseed(1)
+        outcomes.append(score(defended, images, labels, 5, rows).predictions)
+    assert torch.equal(outcomes[0], outcomes[1])
+    assert torch.equal(outcomes[0], outcomes[2])
+
+
+def test_an_attack_lowers_accuracy_and_a_deterministic_model_needs_one_draw(defended, digits, tmp_path):
+    (found,) = evaluate(defended, digits, pgd(defended, eot=5), tmp_path, SMALL).values()
+    assert accuracy(found).value < accuracy(found, "clean").value - 0.1
+    bare = defended.classifier
+    (found,) = evaluate(bare, digits, pgd(bare), tmp_path / "bare", SMALL).values()
+    assert found.evaluation["scoring"]["masks"] == 1
+    assert found.evaluation["model"]["defense"] == {}
+
+
+def test_it_goes_on_where_it_was_and_refuses_other_settings(defended, digits, tmp_path):
+    (first,) = evaluate(defended, digits, pgd(defended), tmp_path, SMALL).values()
+    file = shard_path(tmp_path, "pgd")
+    text = file.read_bytes().splitlines(keepends=True)
+    # The header, four rows of the first batch and a part of the fifth: as after a kill in a large write.
+    file.write_bytes(b"".join(text[:5]) + text[5][:30])
+    (second,) = evaluate(defended, digits, pgd(defended), tmp_path, SMALL).values()
+    assert plain(first) == plain(second)
+    stamp = file.stat().st_mtime_ns
+    evaluate(defended, digits, pgd(defended), tmp_path, SMALL)
+    assert file.stat().st_mtime_ns == stamp
+    with pytest.raises(RecordError, match="seed is 3 there and 4 here"):
+        evaluate(defended, digits, pgd(defended), tmp_path, replace(SMALL, seed=4))
+    with pytest.raises(RecordError, match=r"attack\.eot is 1 there and 2 here"):
+        evaluate(defended, digits, pgd(defended, eot=2), tmp_path, SMALL)
+    other = type(defended)(network(), defended.estimator)
+    with pytest.raises(RecordError, match=r"model\.weights"):
+        evaluate(other, digits, pgd(other), tmp_path, SMALL)
+
+
+def test_processes_share_the_batches_and_make_the_rows_of_one(defended, digits, tmp_path):
+    (alone,) = evaluate(defended, digits, pgd(defended), tmp_path / "alone", SMALL).values()
+    folder = tmp_path / "shared"
+    for rank in range(2):
+        (part,) = evaluate(defended, digits, pgd(defended), folder, SMALL, place=Place(rank, 2)).values()
+        assert len(part.missing) == (8 if rank == 0 else 0)
+    assert len(shards(folder, "pgd")) == 2
+    assert plain(read(*shards(folder, "pgd"))) == plain(alone)
+    # Three processes where two had begun: what is there is not made again.
+    shard_path(folder, "pgd", 1).unlink()
+    for rank in range(3):
+        (part,) = evaluate(defended, digits, pgd(defended), folder, SMALL, place=Place(rank, 3)).values()
+    assert plain(part) == plain(alone)
+
+
+def test_a_range_that_cuts_batches_makes_the_same_rows(defended, digits, tmp_path):
+    (all_rows,) = evaluate(defended, digits, pgd(defended), tmp_path / "all", SMALL).values()
+    cut = replace(SMALL, start=5, stop=19)
+    (some_rows,) = evaluate(defended, digits, pgd(defended), tmp_path / "cut", cut).values()
+    assert plain(some_rows) == plain(all_rows)[5:19]
+
+
+def test_killed_ten_times_and_resumed_it_ends_with_the_same_rows(whole, defended, tmp_path):
+    """kill -9 in the middle, ten times: no row lost, none twice, all identical."""
+    weights, folder = tmp_path / "weights.pt", tmp_path / "rows"
+    torch.save(defended.state_dict(), weights)
+    program = [sys.executable, str(Path(__file__).with_name("evaluation_models.py")), str(folder), str(weights)]
+    told = subprocess.check_output(program, env={**os.environ, "OMP_NUM_THREADS": "1"}, text=True)
+    sizes, file = json.loads(told), shard_path(folder, "pgd:restarts=2")
+    assert len(sizes) == 10
+    assert len(set(sizes)) == 10, "each session wrote something before it was killed"
+    assert sizes[-1] < file.stat().st_size
+    indices = [line.content["index"] for line in lines.read(file) if "index" in line.content]
+    assert sorted(indices) == list(range(3, 43))
+    assert len(indices) == len(set(indices))
+    assert plain(read(file)) == plain(whole)
+
+
+def test_attacks_by_their_words(defended):
+    found = assign("bpda-eot:steps=7,eot=3,gradient=exact,epsilon=8/255", defended, epsilon=0.3, norm="l2")
+    assert (found.attack.steps, found.attack.eot, found.gradient) == (7, 3, "exact")
+    assert found.attack.threat.epsilon == pytest.approx(8 / 255)
+    assert found.attack.threat.norm == "l2"
+    assert found.model.gradient == "exact"
+    assert found.model.generator is defended.generator
+    gray = assign("pgd:on=classifier,steps=3", defended)
+    assert gray.source is defended.classifier
+    source = network()
+    assert assign("fgsm:on=other", defended, lambda name: source).source is source
+    assert assign("after-preprocessing:steps=2", defended).attack.classifier is defended.classifier
+    for words, message in [
+        ("nothing", "accepted are fgsm"),
+        ("pgd:steps", "'steps' is not SETTING=VALUE"),
+        ("pgd:gradient=none", "gradient is exact or bpda"),
+        ("pgd:on=elsewhere", "no way to load"),
+        ("pgd:stepz=3", "no setting 'stepz'"),
+    ]:
+        with pytest.raises(ConfigurationError, match=message):
+            assign(words, defended)
+    with pytest.raises(ConfigurationError, match="the model has none"):
+        assign("approximate-input", defended.classifier)
+
+
+def test_transfer_from_a_random_source_repeats(defended, digits, tmp_path):
+    source = type(defended)(defended.classifier, defended.estimator, p=0.7)
+
+    def rows(folder):
+        words = [assign("pgd:steps=2,on=other", defended, lambda name: source, epsilon=0.2)]
+        return plain(*evaluate(defended, digits, words, folder, replace(SMALL, stop=16)).values())
+
+    assert rows(tmp_path / "one") == rows(tmp_path / "two")
+
+
+def test_settings_that_cannot_work_are_refused(defended, digits, tmp_path):
+    for changes, message in [({"start": 9, "stop": 9}, "range is 9 to 9"), ({"stop": 1001}, "0 to 1000")]:
+        with pytest.raises(ConfigurationError, match=message):
+            evaluate(defended, digits, pgd(defended), tmp_path, replace(SMALL, **changes))
+    with pytest.raises(ConfigurationError, match="batch is 0"):
+        Settings(batch=0)
+    with pytest.raises(ConfigurationError, match="twice"):
+        evaluate(defended, digits, pgd(defended) * 2, tmp_path, SMALL)
+
+
+def test_a_minimum_norm_threat_and_other_estimators_can_be_described(defended, digits, tmp_path):
+    model = type(defended)(defended.classifier, NuclearNorm(), channels="separate")
+    words = [Assignment("fgsm", FGSM(threat=THREAT), model), assign("cw-l2:steps=2", model)]
+    found = evaluate(model, digits, words, tmp_path, replace(SMALL, stop=2, masks=1))
+    assert found["cw-l2:steps=2"].evaluation["threat"]["epsilon"] == "inf"
+
+
+def test_pictures_survive_to_the_last_bit(some):
+    image = some[0][0] + 1e-7
+    assert torch.equal(unpack(pack(image)), image)
