@@ -22,6 +22,8 @@ class Command(NamedTuple):
 COMMANDS = {
     "demo": Command("menet.commands.demo:Demo", "the main job, on embedded real images"),
     "reconstruct": Command("menet.commands.reconstruct:Reconstruct", "mask image files and estimate them back"),
+    "prepare": Command("menet.commands.prepare:Prepare", "write a training set of estimates, as the paper does"),
+    "train": Command("menet.commands.train:Train", "train a network, with or without a defense"),
     "evaluate": Command("menet.commands.evaluate:Evaluate", "attack a model, score it on fresh masks, keep rows"),
     "data list": Command("menet.commands.data_list:DataList", "which datasets there are, and which are here"),
     "data fetch": Command("menet.commands.data_get:DataFetch", "download a dataset from its publisher"),
