@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from menet.attacks.threat import Norm
-from menet.commands.subjects import dataset_of, device_of, epsilon_of, model_of
+from menet.commands.subjects import dataset_of, default_folder, device_of, epsilon_of, model_of
 from menet.errors import ConfigurationError
 from menet.evaluation import (
     CRITERIA,
@@ -112,7 +112,7 @@ class Evaluate:
             pictures=self.pictures,
             trace=self.trace,
         )
-        folder = self.out or _default_folder(self.run)
+        folder = self.out or default_folder(self.run, "evaluation")
         place = Place.from_environment()
         records = evaluate(
             model,
@@ -180,12 +180,3 @@ def _title(label: str, records: Records) -> str:
 def _words(number: object) -> str:
     value, low, high = (getattr(number, name) for name in ("value", "low", "high"))
     return f"{value:.1%} [{low:.1%}, {high:.1%}]"
-
-
-def _default_folder(run: str) -> Path:
-    path = Path(run)
-    if path.is_dir():
-        return path / "evaluation"
-    if path.is_file():
-        return path.parent / "evaluation"
-    return Path("runs") / run.replace(":", ".") / "evaluation"

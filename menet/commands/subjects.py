@@ -88,3 +88,11 @@ def epsilon_of(text: str | None, dataset: str) -> float:
     if not isinstance(value, (int, float)) or not value >= 0:
         raise ConfigurationError(f"epsilon is {text!r}; accepted are numbers from 0, such as 0.3 or 8/255")
     return float(value)
+
+
+def default_folder(run: str, name: str) -> Path:
+    """Where a command puts what it makes of a model: beside a run, or under `runs` for a factory."""
+    path = Path(run)
+    if path.exists():
+        return (path if path.is_dir() else path.parent) / name
+    return Path("runs") / run.replace(":", ".") / name

@@ -2,16 +2,19 @@
 
 from menet.evaluation.accuracy import CRITERIA, Accuracy, accuracies, accuracy, restart_accuracies
 from menet.evaluation.attack_words import Assignment, assign
+from menet.evaluation.batches import Place
+from menet.evaluation.certify import CertificateSettings, certified_accuracies, certified_radius, certify
 from menet.evaluation.compare import Comparison, compare, mcnemar
 from menet.evaluation.intervals import bounded_mean, clopper_pearson
 from menet.evaluation.records import Records, read, read_folder
-from menet.evaluation.runner import Place, Settings, evaluate
+from menet.evaluation.runner import Settings, evaluate
 from menet.evaluation.scoring import Outcome, score
 
 __all__ = [
     "CRITERIA",
     "Accuracy",
     "Assignment",
+    "CertificateSettings",
     "Comparison",
     "Outcome",
     "Place",
@@ -21,6 +24,9 @@ __all__ = [
     "accuracy",
     "assign",
     "bounded_mean",
+    "certified_accuracies",
+    "certified_radius",
+    "certify",
     "clopper_pearson",
     "compare",
     "evaluate",

@@ -41,6 +41,18 @@ def weights_hash(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
+def of_dataset(dataset: Any) -> dict[str, Any]:
+    """The split of a dataset that examples are positions in."""
+    return {
+        "name": dataset.name,
+        "split": dataset.split,
+        "examples": len(dataset),
+        "shape": list(dataset.images.shape[1:]),
+        "classes": len(dataset.classes),
+        "class_names": list(dataset.classes),
+    }
+
+
 def of_attack(attack: Any) -> dict[str, Any]:
     """An attack by its class and all its settings."""
     settings = plain(attack)

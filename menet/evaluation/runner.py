@@ -12,14 +12,13 @@ from torch import Tensor, nn
 
 from menet.attacks import AttackedBatch, AttackResult, attack_range
 from menet.attacks.eot import ROWS
-from menet.attacks.ranges import Examples
 from menet.errors import ConfigurationError
 from menet.evaluation import description, seeds
 from menet.evaluation.attack_words import Assignment
+from menet.evaluation.batches import Place, range_of, reseed, work_through
 from menet.evaluation.pictures import portray
-from menet.evaluation.records import Records, Row, Shard, present, read, shard_path, shards
+from menet.evaluation.records import Records, Row, Shard, read, shard_path, shards
 from menet.evaluation.scoring import answers_alike, score
-from menet.progress import reporting
 
 
 @dataclass(frozen=True)
@@ -47,27 +46,6 @@ class Settings:
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} is {getattr(self, name)}; it must be 1 or more")
 
-    def range_of(self, examples: Examples) -> range:
-        stop = len(examples) if self.stop is None else self.stop
-        if not 0 <= self.start < stop <= len(examples):
-            raise ConfigurationError(
-                f"the range is {self.start} to {stop}; accepted are ranges within 0 to {len(examples)}"
-            )
-        return range(self.start, stop)
-
-
-@dataclass(frozen=True)
-class Place:
-    """Which of how many processes this is; under torchrun they share the batches."""
-
-    rank: int = 0
-    processes: int = 1
-
-    @classmethod
-    def from_environment(cls) -> "Place":
-        """As torchrun says."""
-        return cls(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
-
 
 def evaluate(
     model: nn.Module,
@@ -90,7 +68,7 @@ def evaluate(
     if len({assignment.label for assignment in assignments}) < len(assignments):
         raise ConfigurationError("attacks has the same words twice; each makes rows of its own")
     model.eval().to(device)
-    settings.range_of(dataset)
+    range_of(settings.start, settings.stop, len(dataset))
     masks = 1 if answers_alike(model, dataset.batch(slice(0, 2))[0].to(device)) else settings.masks
     made = {"source": source, **description.of_machine(device)}
     clean: dict[int, list[dict[str, Any]]] = {}
@@ -108,19 +86,12 @@ def evaluate(
 def _evaluation(
     model: nn.Module, dataset: Any, assignment: Assignment, settings: Settings, masks: int
 ) -> dict[str, Any]:
-    examples = settings.range_of(dataset)
+    examples = range_of(settings.start, settings.stop, len(dataset))
     threat = getattr(assignment.attack, "threat", None)
     return {
         "label": assignment.label,
         "model": description.of_model(model),
-        "dataset": {
-            "name": dataset.name,
-            "split": dataset.split,
-            "examples": len(dataset),
-            "shape": list(dataset.images.shape[1:]),
-            "classes": len(dataset.classes),
-            "class_names": list(dataset.classes),
-        },
+        "dataset": description.of_dataset(dataset),
         "start": examples.start,
         "stop": examples.stop,
         "batch": settings.batch,
@@ -148,17 +119,11 @@ class _Work:
     """Answers for clean images by batch, the same for every attack."""
 
     def run(self, shard: Shard, folder: Path, place: Place) -> None:
-        examples = self.settings.range_of(self.dataset)
-        own = [index for index in examples if index // self.settings.batch % place.processes == place.rank]
-        done = present(folder, self.assignment.label)
-        title = self.assignment.label + (f" [{place.rank}]" if place.processes > 1 else "")
-        with reporting(title, len(own)) as progress:
-            progress.advance(len(done.intersection(own)))
-            for start, stop in _batches([index for index in own if index not in done], self.settings.batch):
-                rows = [row for row in self._rows(start, stop) if row["index"] not in done]
-                shard.append(rows)
-                right = sum(row["adversarial"]["ranks"][0] == 0 for row in rows)
-                progress.advance(len(rows), accuracy=right / len(rows))
+        settings = self.settings
+        examples = range_of(settings.start, settings.stop, len(self.dataset))
+        work_through(
+            examples, settings.batch, self._rows, shard, folder, self.assignment.label, place, _survivors
+        )
 
     def _rows(self, start: int, stop: int) -> list[Row]:
         """The rows of the examples `start` to `stop`, which lie in one batch."""
@@ -239,19 +204,8 @@ class _Work:
         return extras
 
 
-def reseed(model: Any, seed: int) -> None:
-    """Seed a model that can be seeded."""
-    if hasattr(model, "reseed"):
-        model.reseed(seed)
-
-
-def _batches(indices: Sequence[int], batch: int) -> Iterator[tuple[int, int]]:
-    """The stretches that cover `indices`, each inside one batch."""
-    grouped: dict[int, list[int]] = {}
-    for index in indices:
-        grouped.setdefault(index // batch, []).append(index)
-    for group in grouped.values():
-        yield group[0], group[-1] + 1
+def _survivors(rows: list[Row]) -> dict[str, float | str]:
+    return {"accuracy": sum(row["adversarial"]["ranks"][0] == 0 for row in rows) / len(rows)}
 
 
 def _norms(images: Tensor, origin: Tensor) -> list[dict[str, float]]:

@@ -9,6 +9,8 @@ Purpose = Literal[
     "attack", "source", "clean", "scoring", "restarts", "pictures", "selection", "estimation", "audit", "replay"
 ]
 
+CERTIFICATE: tuple[Purpose, Purpose] = ("selection", "estimation")
+
 
 def stream(seed: int, purpose: Purpose, label: str = "") -> int:
     """A seed for one purpose of one attack, unrelated to those for other purposes.
