@@ -7,13 +7,13 @@ fall out of the cache. Whole solvers run on chunks in threads that each compute 
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from threading import Barrier, Lock
+from threading import Lock
 
 import torch
 from torch import Tensor
 
-# A chunk of this many elements keeps the handful of buffers a solver works on inside a core's cache.
-ELEMENTS_PER_CHUNK = 32 * 96 * 64
+# Small enough for a solver's buffers to stay near the core, large enough for calls not to be what is paid for.
+ELEMENTS_PER_CHUNK = 32 * 96 * 192
 
 _lock = Lock()
 _pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
@@ -48,10 +48,16 @@ def in_chunks(
             results = [function(*piece) for piece in zip(*pieces_of_each, strict=True)]
     else:
         pool = _pool(threads)
-        futures: list[Future[tuple[Tensor, ...]]] = [
-            pool.submit(_without_gradients, function, piece) for piece in zip(*pieces_of_each, strict=True)
-        ]
-        results = [future.result() for future in futures]
+        try:
+            # Torch's own count is per thread, but MKL's is the process's: left alone, each decomposition
+            # would try to use all cores from every thread.
+            torch.set_num_threads(1)
+            futures: list[Future[tuple[Tensor, ...]]] = [
+                pool.submit(_without_gradients, function, piece) for piece in zip(*pieces_of_each, strict=True)
+            ]
+            results = [future.result() for future in futures]
+        finally:
+            torch.set_num_threads(threads)
     return tuple(torch.cat(parts) for parts in zip(*results, strict=True))
 
 
@@ -67,17 +73,8 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     key = (os.getpid(), threads)
     with _lock:
         if key not in _pools:
-            ready = Barrier(threads + 1)
-
-            def start() -> None:
-                torch.set_num_threads(1)
-                ready.wait()
-
-            pool = ThreadPoolExecutor(threads, thread_name_prefix="menet", initializer=start)
-            for _ in range(threads):
-                pool.submit(int)
-            ready.wait()
-            # The count is per thread, but torch also keeps it as the default of threads yet to come.
-            torch.set_num_threads(threads)
+            pool = ThreadPoolExecutor(
+                threads, thread_name_prefix="menet", initializer=torch.set_num_threads, initargs=(1,)
+            )
             _pools[key] = pool
     return _pools[key]

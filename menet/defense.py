@@ -1,7 +1,7 @@
 """ME-Net (Algorithm 1 of the paper): drop pixels, estimate the image from those left, classify the estimate."""
 
 from dataclasses import asdict
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -83,7 +83,7 @@ class MENet(Preprocessed):
         matrices = pictures.to_matrix(images, layout)
         return pictures.to_image(self.estimator(matrices, mask), images.shape, layout)
 
-    def under(self, mask: Bool[Tensor, "..."]) -> "MENet":
+    def under(self, mask: Bool[Tensor, "..."]) -> Preprocessed:
         """The same module with `mask` in place of fresh ones."""
         view = self.with_gradient(self.gradient)
         view.preprocess = lambda images, generator: self.estimate(images, mask)  # type: ignore[method-assign]
@@ -107,7 +107,7 @@ class MENet(Preprocessed):
         }
 
     @classmethod
-    def from_settings(cls, classifier: nn.Module, settings: dict[str, Any]) -> Self:
+    def from_settings(cls, classifier: nn.Module, settings: dict[str, Any]) -> Preprocessed:
         chosen = dict(settings)
         if "estimator" in chosen:
             try:

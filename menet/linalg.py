@@ -52,18 +52,21 @@ def shrink_near(
     level = threshold[..., None]
     values = turned.diagonal(dim1=-2, dim2=-1).clamp(min=_tiny(x)).sqrt()
     capped = torch.maximum(values, level).clamp(min=_tiny(x))
-    above = (values > level).to(x.dtype)
     # The divided difference of 1 − λ/√g between g = a² and b² is λ/(a′b′)·(a′ − b′)/((a − b)(a + b)) with
-    # a′ = max(a, λ); the small number makes the middle factor 1 where two kept values are equal.
-    small = 1e-6 * values.amax(-1, keepdim=True)
-    apart = (values[..., :, None] - values[..., None, :]).abs_().add_(small[..., None])
-    kept_apart = (capped[..., :, None] - capped[..., None, :]).abs_()
-    kept_apart.addcmul_((small * above)[..., :, None], above[..., None, :])
-    slopes = kept_apart.mul_((level / capped)[..., :, None] / capped[..., None, :])
-    slopes = slopes.div_(apart.mul_(values[..., :, None] + values[..., None, :]))
-    turned = turned.mul_(slopes)
+    # a′ = max(a, λ).
+    slopes = _capped_slope(values, capped).mul_((level / capped)[..., :, None] / capped[..., None, :])
+    turned.mul_(slopes.div_(values[..., :, None] + values[..., None, :]))
     turned.diagonal(dim1=-2, dim2=-1).copy_(1 - level / capped)
     return x @ (basis @ turned @ basis.mT.contiguous()), basis
+
+
+def _capped_slope(values: Tensor, capped: Tensor) -> Tensor:
+    """Divided differences of s ↦ max(s, λ) between all pairs of values: 1 for two kept ones, also if equal."""
+    small = 10 * torch.finfo(values.dtype).eps * values.amax(-1, keepdim=True) + _tiny(values)
+    above = (capped <= values).to(values.dtype)
+    apart = (values[..., :, None] - values[..., None, :]).abs_().add_(small[..., None])
+    slope = (capped[..., :, None] - capped[..., None, :]).abs_()
+    return slope.addcmul_((small * above)[..., :, None], above[..., None, :]).div_(apart)
 
 
 def _turn(gram: Tensor, basis: Tensor) -> Tensor:
@@ -123,43 +126,36 @@ class SpectralDerivative(NamedTuple):
     values come, where differentiating L and V themselves would divide by their differences.
     """
 
-    left: Float[Tensor, "*batch n m"]
-    right: Float[Tensor, "*batch m m"]
-    same: Float[Tensor, "*batch m m"]
-    crossed: Float[Tensor, "*batch m m"]
-    outside: Float[Tensor, "*batch m m"]
-    kept: Bool[Tensor, "*batch m"]
+    left: Float[Tensor, "batch n m"]
+    right: Float[Tensor, "batch m m"]
+    same: Float[Tensor, "batch m m"]
+    crossed: Float[Tensor, "batch m m"]
+    outside: Float[Tensor, "batch m m"]
+    kept: Bool[Tensor, "batch m"]
 
-    def __call__(self, direction: Float[Tensor, "*batch n m"]) -> Float[Tensor, "*batch n m"]:
+    def __call__(self, direction: Float[Tensor, "batch n m"]) -> Float[Tensor, "batch n m"]:
         inside = (self.left.mT @ direction) @ self.right
-        mixed = self.same * inside + self.crossed * inside.mT
-        return self.left @ (mixed @ self.right.mT) + direction @ self.outside
+        mixed = (self.same * inside).addcmul_(self.crossed, inside.mT)
+        return torch.baddbmm(direction @ self.outside, self.left, mixed @ self.right.mT)
 
 
-def shrink_derivative(x: Float[Tensor, "*batch n m"], threshold: Float[Tensor, "*batch"]) -> SpectralDerivative:
+def shrink_derivative(x: Float[Tensor, "batch n m"], threshold: Float[Tensor, " batch"]) -> SpectralDerivative:
     """The derivative of `shrink` with respect to its matrix."""
     values, vectors = eigh_of_gram(x)
     level = threshold[..., None]
-    shrunk = (values - level).clamp(min=0)
-    slope = (values > level).to(x.dtype)
-    difference = values[..., :, None] - values[..., None, :]
-    equal = difference.abs() <= _negligible(values)[..., None]
-    symmetric = torch.where(
-        equal,
-        (slope[..., :, None] + slope[..., None, :]) / 2,
-        (shrunk[..., :, None] - shrunk[..., None, :]) / torch.where(equal, 1, difference),
-    )
-    total = (values[..., :, None] + values[..., None, :]).clamp(min=_tiny(x))
-    skew = (shrunk[..., :, None] + shrunk[..., None, :]) / total
+    capped = torch.maximum(values, level)
+    shrunk = capped - level
+    total = (values[..., :, None] + values[..., None, :]).clamp_(min=_tiny(x))
+    skew = (shrunk[..., :, None] + shrunk[..., None, :]).div_(total)
     ratio = shrunk / values.clamp(min=_tiny(x))
-    return _derivative(x, values, vectors, symmetric, skew, ratio, values > level)
+    return _derivative(x, values, vectors, _capped_slope(values, capped), skew, ratio, values > level)
 
 
 def truncate_derivative(
-    x: Float[Tensor, "*batch n m"],
-    values: Float[Tensor, "*batch m"],
-    vectors: Float[Tensor, "*batch m m"],
-    kept: Bool[Tensor, "*batch m"],
+    x: Float[Tensor, "batch n m"],
+    values: Float[Tensor, "batch m"],
+    vectors: Float[Tensor, "batch m m"],
+    kept: Bool[Tensor, "batch m"],
 ) -> SpectralDerivative:
     """The derivative of keeping only the singular values marked in `kept`.
 

@@ -2,7 +2,7 @@
 
 import copy
 import inspect
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -55,7 +55,7 @@ class Preprocessed(nn.Module):
         raise TypeError(f"{type(self).__name__} has no settings")
 
     @classmethod
-    def from_settings(cls, classifier: nn.Module, settings: dict[str, Any]) -> Self:
+    def from_settings(cls, classifier: nn.Module, settings: dict[str, Any]) -> "Preprocessed":
         """The module whose `settings()` these are; what they leave out has its default."""
         accepted = inspect.signature(cls).parameters.keys() - {"classifier"}
         unknown = sorted(settings.keys() - accepted)
@@ -109,12 +109,12 @@ class Preprocessed(nn.Module):
         logits = self.draws(images, masks)
         return logits.mean(0) if of == "logits" else logits.softmax(-1).mean(0).log()
 
-    def reseed(self, seed: int) -> Self:
+    def reseed(self, seed: int) -> "Preprocessed":
         """Start the module's randomness anew from `seed`."""
         self.generator.manual_seed(seed)
         return self
 
-    def with_gradient(self, gradient: Gradient) -> Self:
+    def with_gradient(self, gradient: Gradient) -> "Preprocessed":
         """The same module, weights and generator shared, with another way for gradients to pass."""
         if gradient not in get_args(Gradient):
             raise ConfigurationError(f"gradient is {gradient!r}; accepted are 'exact' and 'bpda'")

@@ -26,8 +26,8 @@ def usvt(x: Tensor, mask: Tensor, keep: float | Literal["universal"] = 0.8, *, e
     _check(keep, eta)
     share = mask.to(x.dtype).mean((-2, -1))
     turned = x.shape[-1] > x.shape[-2]
-    truncated = _Truncate.apply(linalg.tall(x).contiguous(), share, keep, eta)
-    return (truncated.mT if turned else truncated) / torch.where(share > 0, share, 1.0)[:, None, None]
+    estimate = _Truncate.apply(linalg.tall(x).contiguous(), share, keep, eta)
+    return estimate.mT if turned else estimate
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,8 @@ class USVT:
 class _Truncate(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, x: Tensor, share: Tensor, keep: float | Literal["universal"], eta: float) -> Tensor:
+        keep_decomposition = context.needs_input_grad[0]
+
         def truncate(x: Tensor, share: Tensor) -> tuple[Tensor, ...]:
             values, vectors = linalg.eigh_of_gram(x)
             size = x.shape[-1]
@@ -56,22 +58,28 @@ class _Truncate(torch.autograd.Function):
                 kept = values >= (2 + eta) * (x.shape[-2] * share).sqrt()[:, None]
             else:
                 kept = (torch.arange(size, device=x.device) >= size - max(1, int(keep * size))).expand_as(values)
-            return x @ ((vectors * kept[:, None, :]) @ vectors.mT), values, vectors, kept
+            scale = kept / _nonzero(share)[:, None]
+            estimate = x @ ((vectors * scale[:, None, :]) @ vectors.mT)
+            return (estimate, values, vectors, kept) if keep_decomposition else (estimate,)
 
-        truncated, values, vectors, kept = in_chunks(truncate, [x, share])
-        context.save_for_backward(x, values, vectors, kept)
-        return truncated
+        estimate, *decomposition = in_chunks(truncate, [x, share])
+        context.save_for_backward(x, share, *decomposition)
+        return estimate
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(context: Any, outgoing: Tensor) -> tuple[Tensor | None, ...]:
+        x, share, *decomposition = context.saved_tensors
         (of_x,) = in_chunks(
-            lambda x, values, vectors, kept, outgoing: (
-                linalg.truncate_derivative(x, values, vectors, kept)(outgoing),
-            ),
-            [*context.saved_tensors, outgoing.contiguous()],
+            lambda outgoing, x, *decomposition: (linalg.truncate_derivative(x, *decomposition)(outgoing),),
+            [outgoing / _nonzero(share)[:, None, None], x, *decomposition],
         )
         return of_x, None, None, None
+
+
+def _nonzero(share: Tensor) -> Tensor:
+    # Where nothing is observed the matrix is zero, and so is the estimate whatever it is divided by.
+    return torch.where(share > 0, share, torch.ones_like(share))
 
 
 def _check(keep: float | str, eta: float) -> None:
