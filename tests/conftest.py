@@ -1,11 +1,12 @@
 """Shared fixtures. Shapes written in annotations are checked at run time for everything under `menet`."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from jaxtyping import install_import_hook
+from jaxtyping import config, install_import_hook
 
 # Installed before any test imports the package, so that a wrong shape inside it fails a test.
 install_import_hook("menet", "runtime_types.check")
@@ -23,3 +24,11 @@ def real_data() -> Path:
 @pytest.fixture
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture
+def without_annotation_checks() -> Iterator[None]:
+    """For tests of what the package itself refuses, and of tools that cannot look through the checks."""
+    config.update("jaxtyping_disable", True)
+    yield
+    config.update("jaxtyping_disable", False)

@@ -152,7 +152,8 @@ class Train:
         given: dict[str, Any] = {}
         for name in (
             "norm", "epsilon", "steps", "step_size", "eot", "beta", "model", "epochs", "batch", "optimizer",
-            "rate", "schedule", "milestones", "weight_decay", "augmentation", "limit", "validation", "seed", "precision",
+            "rate", "schedule", "milestones", "weight_decay", "augmentation", "limit", "validation", "seed",
+            "precision",
         ):  # fmt: skip
             if getattr(self, name) is not None:
                 given[name] = getattr(self, name)

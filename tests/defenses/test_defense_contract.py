@@ -1,0 +1,250 @@
+"""What every preprocessing defense promises; a new one joins by adding one line to DEFENSES."""
+
+import copy
+import pickle
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from menet import models
+from menet.defense import MENet
+from menet.errors import ConfigurationError
+from menet.estimators import USVT, MaskOnly, NuclearNorm, SoftImpute
+from menet.estimators import Tensor as TensorEstimator
+from menet.preprocessed import Preprocessed, describe, rebuild
+
+DEFENSES: dict[str, Callable[[nn.Module], Preprocessed]] = {
+    "nuclear norm": lambda network: MENet(network, NuclearNorm()),
+    "nuclear norm, separate channels": lambda network: MENet(network, NuclearNorm(), channels="separate"),
+    "usvt": lambda network: MENet(network, USVT(), p=(0.8, 1.0)),
+    "soft-impute": lambda network: MENet(network, SoftImpute(), p=0.5),
+    "tensor": lambda network: MENet(network, TensorEstimator(), masks=3),
+    "mask only": lambda network: MENet(network, MaskOnly()),
+}
+RANDOM = set(DEFENSES)
+"""Those whose answers differ from call to call; a deterministic defense is left out here."""
+
+
+class Little(nn.Module):
+    """A classifier whose every answer depends on every pixel, without batch statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(3 * 16 * 16, 12)
+        self.head = nn.Linear(12, 4)
+
+    def features(self, images: Tensor) -> Tensor:
+        return torch.tanh(self.hidden(images.flatten(1)))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.features(images))
+
+
+@pytest.fixture(params=DEFENSES, ids=lambda name: name.replace(" ", "-"))
+def name(request) -> str:
+    return request.param
+
+
+@pytest.fixture
+def model(name: str) -> Preprocessed:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return DEFENSES[name](Little()).eval()
+
+
+@pytest.fixture
+def images() -> Tensor:
+    # Smooth, like photographs: what is low in rank is what the estimators are for.
+    coarse = torch.rand(5, 3, 4, 4, generator=torch.Generator().manual_seed(3))
+    return nn.functional.interpolate(coarse, size=(16, 16), mode="bilinear").clamp(0, 1)
+
+
+def logits_of(model: nn.Module, images: Tensor, seed: int = 1) -> Tensor:
+    model.reseed(seed)
+    with torch.no_grad():
+        return model(images)
+
+
+@pytest.mark.parametrize("mode", [True, False], ids=["training", "evaluation"])
+def test_estimates_are_images_and_logits_are_logits(model, images, mode):
+    model.train(mode)
+    seen = model.reconstruct(images)
+    assert seen.shape == images.shape
+    assert seen.dtype == images.dtype
+    assert float(seen.min()) >= 0
+    assert float(seen.max()) <= 1
+    assert model(images).shape == (5, 4)
+    assert model.features(images).shape == (5, 12)
+    assert model(images[:0]).shape == (0, 4)
+
+
+def test_input_is_left_as_it_was(model, images):
+    before = images.clone()
+    model(images)
+    assert torch.equal(images, before)
+
+
+def test_seed_decides_the_draws_and_nothing_global_does(name, model, images):
+    before = torch.get_rng_state()
+    first = logits_of(model, images)
+    torch.manual_seed(99)
+    assert torch.equal(logits_of(model, images), first)
+    torch.set_rng_state(before)
+    logits_of(model, images)
+    assert torch.equal(torch.get_rng_state(), before)
+    if name in RANDOM:
+        assert not torch.equal(logits_of(model, images, 2), first)
+        with torch.no_grad():
+            assert not torch.equal(model(images), model(images))
+
+
+def test_each_image_has_draws_of_its_own(name, model, images):
+    if name not in RANDOM:
+        pytest.skip("draws nothing")
+    one = images[:1].expand(6, -1, -1, -1)
+    seen = model.reconstruct(one)
+    assert not torch.equal(seen[0], seen[1])
+
+
+def test_bpda_takes_the_step_for_the_identity(model, images):
+    view = model.with_gradient("bpda")
+    model.reseed(4)
+    leaf = images.clone().requires_grad_()
+    weight = torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
+    seen = view.reconstruct(leaf)
+    (gradient,) = torch.autograd.grad((seen * weight).sum(), leaf)
+    # A defense may say what the step is taken for; then it is that map's gradient.
+    other = images.clone().requires_grad_()
+    (expected,) = torch.autograd.grad((view.surrogate(other) * weight).sum(), other)
+    torch.testing.assert_close(gradient, expected)
+    model.reseed(4)
+    torch.testing.assert_close(seen, model.reconstruct(images), rtol=0, atol=1e-6)
+
+
+def test_gradient_is_one_of_two_names(model, without_annotation_checks):
+    for gradient in ("exact", "bpda"):
+        assert model.with_gradient(gradient).gradient == gradient
+    with pytest.raises(ConfigurationError, match="gradient is 'magic'"):
+        model.with_gradient("magic")
+
+
+def test_a_view_with_another_gradient_shares_weights_and_randomness(name, model, images):
+    view = model.with_gradient("exact")
+    assert view.classifier is model.classifier
+    assert view.generator is model.generator
+    if name in RANDOM:
+        model.reseed(0)
+        with torch.no_grad():
+            first, second = model(images), view(images)
+        assert not torch.equal(first, second), "the view replays the masks of the original"
+
+
+def test_state_dict_carries_weights_and_randomness(name, model, images):
+    logits_of(model, images, 5)
+    stored = copy.deepcopy(model.state_dict())
+    expected = model(images)
+    other = DEFENSES[name](Little()).eval()
+    assert not torch.equal(other(images), expected)
+    other.load_state_dict(stored)
+    assert torch.equal(other(images), expected)
+
+
+def test_settings_are_json_and_rebuild_the_defense(model, images, tmp_path):
+    described = describe(model)
+    path = tmp_path / "model.safetensors"
+    models.weights.save(path, model, {"defense": described})
+    state, header = models.weights.load(path)
+    other = rebuild(Little(), header["defense"]).eval()
+    other.load_state_dict(state)
+    assert type(other) is type(model)
+    assert describe(other) == described
+    assert torch.equal(logits_of(other, images), logits_of(model, images))
+
+
+def test_unknown_settings_are_refused_by_name(model):
+    with pytest.raises(ConfigurationError, match="no setting 'colour'"):
+        rebuild(Little(), {**describe(model), "colour": "red"})
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_copies_go_on_alike_and_apart(model, images, copied):
+    model.reseed(8)
+    twin = copied(model)
+    first = model(images)
+    assert torch.equal(twin(images), first)
+    twin.classifier.head.bias.data.add_(1)
+    model.reseed(8)
+    assert torch.equal(model(images), first)
+
+
+def test_data_parallel_wraps_it(model, images):
+    expected = logits_of(model, images, 3)
+    model.reseed(3)
+    assert torch.equal(nn.DataParallel(model)(images), expected)
+    # What DataParallel does on several devices: replicas without copies of the parameters.
+    assert model._replicate_for_data_parallel().generator is model.generator
+
+
+def test_moves_and_changes_type_like_any_module(model, images):
+    double = copy.deepcopy(model).double()
+    assert double(images.double()).dtype == torch.float64
+    assert model.to("cpu") is model
+    assert copy.deepcopy(model).to("meta").classifier.head.weight.device.type == "meta"
+
+
+def test_autocast_touches_the_classifier_alone(model, images):
+    model.reseed(2)
+    expected = model.reconstruct(images)
+    model.reseed(2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(model.reconstruct(images), expected)
+        assert model(images).dtype == torch.bfloat16
+
+
+def test_vote_is_the_most_frequent_answer(model, images):
+    model.reseed(6)
+    answers = torch.stack([model(images).argmax(1) for _ in range(5)])
+    model.reseed(6)
+    votes = model.votes(images, 5)
+    assert torch.equal(votes.sum(1), torch.full((5,), 5))
+    for example in range(5):
+        assert torch.equal(votes[example], torch.bincount(answers[:, example], minlength=4))
+    model.reseed(6)
+    assert torch.equal(model.vote(images, 5), votes.argmax(1))
+    with pytest.raises(ConfigurationError, match="masks is 0"):
+        model.vote(images, 0)
+
+
+def test_average_is_over_logits_or_probabilities(model, images, without_annotation_checks):
+    model.reseed(6)
+    draws = model.draws(images, 4)
+    model.reseed(6)
+    torch.testing.assert_close(model.average(images, 4), draws.mean(0))
+    model.reseed(6)
+    probabilities = model.average(images, 4, of="probabilities").exp()
+    torch.testing.assert_close(probabilities, draws.softmax(-1).mean(0))
+    with pytest.raises(ConfigurationError, match="of is 'votes'"):
+        model.average(images, 4, of="votes")
+
+
+def test_training_reaches_every_weight(model, images):
+    model.train()
+    nn.functional.cross_entropy(model(images), torch.tensor([0, 1, 2, 3, 0])).backward()
+    for parameter in model.classifier.parameters():
+        assert parameter.grad is not None
+        assert parameter.grad.abs().sum() > 0
+
+
+def test_parts_of_a_batch_see_what_the_whole_would(model, images):
+    model.train()
+    four = images[:4]
+    model.reseed(9)
+    whole = model.reconstruct(four)
+    parts = []
+    for part in range(2):
+        model.share = (part, 2)
+        model.reseed(9)
+        parts.append(model.reconstruct(four[2 * part : 2 * part + 2]))
+    torch.testing.assert_close(torch.cat(parts), whole, rtol=0, atol=1e-6)

@@ -1,0 +1,153 @@
+"""ME-Net itself: Algorithm 1, its schedule, explicit masks, fixed banks, and torch's own tools around it."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from menet import FixedMasks, MENet, NuclearNorm, masks, models
+from menet import images as pictures
+from menet.errors import ConfigurationError
+from menet.estimators import USVT, MaskOnly
+from menet.estimators import Tensor as TensorEstimator
+from menet.preprocessed import rebuild
+
+
+@pytest.fixture
+def photographs() -> Tensor:
+    coarse = torch.rand(6, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    return nn.functional.interpolate(coarse, size=(32, 32), mode="bicubic").clamp(0, 1)
+
+
+def network() -> nn.Module:
+    return models.build("small", generator=torch.Generator().manual_seed(0)).eval()
+
+
+def test_forward_is_algorithm_1_written_out(photographs):
+    classifier = network()
+    model = MENet(classifier, NuclearNorm(), p=(0.4, 0.6)).eval().reseed(3)
+    # mask, estimate, classify: by hand, with a generator of the same seed.
+    matrices = torch.cat(list((2 * photographs - 1).unbind(1)), dim=-1)
+    seen = torch.rand(matrices.shape, generator=torch.Generator().manual_seed(3)) < 0.49
+    estimate = NuclearNorm()(matrices, seen)
+    images = torch.stack(estimate.split(32, dim=-1), 1).add(1).div(2).clamp(0, 1)
+    torch.testing.assert_close(model(photographs), classifier(images))
+
+
+def test_p_follows_the_schedule_while_training_and_its_mean_in_evaluation():
+    model = MENet(nn.Flatten(), MaskOnly(), p=(0.2, 0.8), masks=3)
+    images = torch.rand(300, 1, 40, 40, generator=torch.Generator().manual_seed(0))
+    assert model.schedule == pytest.approx((0.2, 0.4, 0.6))
+    shares = model.sample_mask(images, model.generator).flatten(1).float().mean(1)
+    nearest = (shares[:, None] - torch.tensor(model.schedule)).abs()
+    assert float(nearest.min(1).values.max()) < 0.07
+    counts = torch.bincount(nearest.argmin(1), minlength=3)
+    assert int(counts.min()) > 60
+    shares = model.eval().sample_mask(images, model.generator).flatten(1).float().mean(1)
+    assert float((shares - 0.4).abs().max()) < 0.07
+    assert float(shares.mean()) == pytest.approx(0.4, abs=0.005)
+
+
+def test_one_number_is_a_constant_probability():
+    model = MENet(nn.Flatten(), p=0.7)
+    assert set(model.schedule) == {0.7}
+    assert model.mean_p == pytest.approx(0.7)
+
+
+def test_explicit_masks_decide_the_answer(photographs):
+    model = MENet(network(), NuclearNorm()).eval()
+    one = masks.bernoulli(model.mask_shape(photographs), 0.5, torch.Generator().manual_seed(1))
+    each = masks.bernoulli((6, *model.mask_shape(photographs)), 0.5, torch.Generator().manual_seed(2))
+    before = model.generator.get_state()
+    assert torch.equal(model(photographs, one), model(photographs, one))
+    assert torch.equal(model.generator.get_state(), before), "an explicit mask must not draw"
+    torch.testing.assert_close(model(photographs, one), model(photographs, one.expand(6, -1, -1)))
+    assert not torch.allclose(model(photographs, one), model(photographs, each))
+    everything = torch.ones(model.mask_shape(photographs), dtype=torch.bool)
+    plain = MENet(model.classifier, MaskOnly()).eval()
+    torch.testing.assert_close(plain(photographs, everything), model.classifier(photographs))
+
+
+def test_explicit_masks_pass_gradients_as_the_module_says(photographs):
+    mask = masks.bernoulli((32, 96), 0.5, torch.Generator().manual_seed(1))
+    for gradient, reached in (("bpda", True), ("exact", False)):
+        model = MENet(nn.Flatten(), MaskOnly(), gradient=gradient).eval()
+        leaf = photographs.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(model(leaf, mask).sum(), leaf)
+        unseen = ~pictures.to_image(mask[None].double() * 2 - 1, (1, 3, 32, 32)).bool()[0]
+        assert bool((slope[:, unseen] != 0).all()) == reached
+
+
+@pytest.mark.parametrize(
+    ("estimator", "channels", "shape"),
+    [
+        (NuclearNorm(), "joint", (32, 96)),
+        (NuclearNorm(), "separate", (1, 32, 32)),
+        (TensorEstimator(), "joint", (3, 32, 32)),
+        (TensorEstimator(), "separate", (1, 32, 32)),
+    ],
+)
+def test_what_a_mask_covers(photographs, estimator, channels, shape):
+    model = MENet(nn.Flatten(), estimator, channels=channels)
+    assert model.mask_shape(photographs) == shape
+    assert model.sample_mask(photographs, model.generator).shape == (6, *shape)
+
+
+def test_fixed_masks_are_public_deterministic_and_shared_by_all_images(photographs):
+    model = MENet(network(), NuclearNorm()).eval()
+    fixed = model.fixed(4, seed=5)
+    assert isinstance(fixed, FixedMasks)
+    first = fixed(photographs)
+    model.reseed(123)
+    assert torch.equal(fixed(photographs), first)
+    torch.testing.assert_close(fixed(photographs[:2]), first[:2], rtol=1e-4, atol=1e-5)
+    bank = masks.bank(4, (32, 96), 0.49, torch.Generator().manual_seed(5))
+    assert torch.equal(fixed.bank(photographs), bank)
+    expected = torch.stack([model(photographs, mask) for mask in bank]).mean(0)
+    torch.testing.assert_close(first, expected)
+    assert not torch.allclose(model.fixed(4, seed=6)(photographs), first)
+    leaf = photographs.clone().requires_grad_()
+    assert torch.autograd.grad(fixed(leaf).sum(), leaf)[0].abs().sum() > 0
+
+
+def test_compiled_model_answers_as_the_plain_one(photographs, without_annotation_checks):
+    model = MENet(network(), USVT()).eval()
+    compiled = torch.compile(model, backend="eager")
+    expected = [model.reseed(2)(photographs), model(photographs)]
+    model.reseed(2)
+    got = [compiled(photographs), compiled(photographs)]
+    for one, other in zip(got, expected, strict=True):
+        torch.testing.assert_close(one, other)
+    assert not torch.equal(got[0], got[1]), "compiling must not freeze the masks"
+    leaf = photographs.clone().requires_grad_()
+    assert torch.autograd.grad(compiled(leaf).sum(), leaf)[0].abs().sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"p": (0.6, 0.4)}, "p is"),
+        ({"p": (-0.1, 0.4)}, "p is"),
+        ({"p": 1.5}, "p is"),
+        ({"masks": 0}, "masks is 0"),
+        ({"channels": "mixed"}, "channels is 'mixed'"),
+        ({"gradient": "none"}, "gradient is 'none'"),
+    ],
+)
+def test_what_cannot_work_is_refused_by_name(settings, words, without_annotation_checks):
+    with pytest.raises(ConfigurationError, match=words):
+        MENet(nn.Flatten(), **settings)
+
+
+@pytest.mark.parametrize(
+    "estimator", [{"name": "guess"}, {"name": "usvt", "keep": 3}, {"name": "usvt", "speed": 1}, {}, {"mu": 1}]
+)
+def test_estimators_that_cannot_be_built_are_refused(estimator):
+    with pytest.raises(ConfigurationError, match="estimator"):
+        rebuild(nn.Flatten(), {"name": "me-net", "estimator": estimator})
+
+
+def test_unknown_defense_is_refused_and_none_is_the_bare_network():
+    bare = nn.Flatten()
+    assert rebuild(bare, {}) is bare
+    with pytest.raises(ConfigurationError, match="me-net"):
+        rebuild(bare, {"name": "wishful thinking"})
