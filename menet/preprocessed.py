@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
@@ -50,6 +51,16 @@ class Preprocessed(nn.Module):
         """What the preprocessing is taken for on the backward pass under `bpda`; by default the identity."""
         return images
 
+    @classmethod
+    def classifier_channels(cls, channels: int, settings: dict[str, Any]) -> int:
+        """How many channels the classifier sees of images with `channels`; `settings` as for `from_settings`."""
+        return channels
+
+    def draw(self, sampler: Callable[[int], Tensor], count: int) -> Tensor:
+        """`sampler(count)`, of which each process that trains on part of a batch takes its part of the whole."""
+        part, parts = self.share if self.training else (0, 1)
+        return sampler(parts * count)[part * count : (part + 1) * count]
+
     def settings(self) -> dict[str, Any]:
         """Everything but the classifier that `rebuild` needs, as plain JSON values."""
         raise TypeError(f"{type(self).__name__} has no settings")
@@ -72,12 +83,14 @@ class Preprocessed(nn.Module):
     def reconstruct(self, images: Float[Tensor, "b c h w"], generator: torch.Generator | None = None) -> Tensor:
         """The preprocessed images, with gradients passing as `gradient` says."""
         generator = self.generator if generator is None else generator
-        if self.gradient == "exact" or not (images.requires_grad and torch.is_grad_enabled()):
-            return self.preprocess(images, generator)
-        with torch.no_grad():
-            seen = self.preprocess(images, generator)
-        carrier = self.surrogate(images)
-        return carrier + (seen - carrier).detach()
+        # Autocast is for the classifier: it would round the products of a preprocessing step to 8 bits.
+        with torch.autocast(images.device.type, enabled=False):
+            if self.gradient == "exact" or not (images.requires_grad and torch.is_grad_enabled()):
+                return self.preprocess(images, generator)
+            with torch.no_grad():
+                seen = self.preprocess(images, generator)
+            carrier = self.surrogate(images)
+            return carrier + (seen - carrier).detach()
 
     def features(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b features"]:
         """The classifier's penultimate vectors for one fresh draw per image."""
