@@ -25,6 +25,7 @@ COMMANDS = {
     "prepare": Command("menet.commands.prepare:Prepare", "write a training set of estimates, as the paper does"),
     "train": Command("menet.commands.train:Train", "train a network, with or without a defense"),
     "evaluate": Command("menet.commands.evaluate:Evaluate", "attack a model, score it on fresh masks, keep rows"),
+    "audit": Command("menet.commands.audit:Audit", "check a robustness number as a careful reviewer would"),
     "certify": Command("menet.commands.certify:Certify", "how many pixels cannot turn the vote over masks"),
     "data list": Command("menet.commands.data_list:DataList", "which datasets there are, and which are here"),
     "data fetch": Command("menet.commands.data_get:DataFetch", "download a dataset from its publisher"),

@@ -2,8 +2,10 @@
 
 from menet.evaluation.accuracy import CRITERIA, Accuracy, accuracies, accuracy, restart_accuracies
 from menet.evaluation.attack_words import Assignment, assign
+from menet.evaluation.audit import audit
 from menet.evaluation.batches import Place
 from menet.evaluation.certify import CertificateSettings, certified_accuracies, certified_radius, certify
+from menet.evaluation.checks.subject import AuditSettings, Finding
 from menet.evaluation.compare import Comparison, compare, mcnemar
 from menet.evaluation.intervals import bounded_mean, clopper_pearson
 from menet.evaluation.records import Records, read, read_folder
@@ -14,8 +16,10 @@ __all__ = [
     "CRITERIA",
     "Accuracy",
     "Assignment",
+    "AuditSettings",
     "CertificateSettings",
     "Comparison",
+    "Finding",
     "Outcome",
     "Place",
     "Records",
@@ -23,6 +27,7 @@ __all__ = [
     "accuracies",
     "accuracy",
     "assign",
+    "audit",
     "bounded_mean",
     "certified_accuracies",
     "certified_radius",

@@ -1,0 +1,275 @@
+"""The audit passes an honest evaluation, and catches each planted fault."""
+
+import json
+import sys
+from dataclasses import dataclass
+
+import pytest
+import torch
+from evaluation_models import THREAT, network
+from torch import Tensor, nn
+
+from menet import cli
+from menet.attacks import PGD, AttackResult, ThreatModel
+from menet.errors import ConfigurationError
+from menet.evaluation import AuditSettings, audit, score
+from menet.evaluation.audit import failed
+from menet.evaluation.checks import CHECKS
+
+SETTINGS = AuditSettings(
+    threat=THREAT,
+    steps=10,
+    eot=5,
+    step_sweep=(1, 4, 10),
+    eot_sweep=(1, 5),
+    epsilon_sweep=(0.0, 1.0),
+    masks=20,
+    calls=60,
+)
+
+
+def found(model, examples, settings: AuditSettings = SETTINGS, checks: tuple[str, ...] = tuple(CHECKS)):
+    chosen = {name: CHECKS[name] for name in checks}
+    return {finding.name: finding for finding in audit(model, *examples, settings, checks=chosen)}
+
+
+@pytest.fixture(scope="module")
+def plain(defended, digits):
+    """An undefended network, trained on clean digits."""
+    from menet.data import load
+
+    images, labels = load("digits").batch(slice(0, 2000))
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for index in torch.randperm(6000, generator=torch.Generator().manual_seed(0)).remainder(2000).split(100):
+        optimizer.zero_grad(set_to_none=True)
+        nn.functional.cross_entropy(model(images[index]), labels[index]).backward()
+        optimizer.step()
+    return model.eval()
+
+
+class Quantised(nn.Module):
+    """Rounds pixels before it looks at them: hardly another network, but without gradients."""
+
+    def __init__(self, classifier: nn.Module) -> None:
+        super().__init__()
+        self.classifier = classifier
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.classifier((images * 8).round() / 8)
+
+
+class GlobalMasks(nn.Module):
+    """Drops pixels by torch's global generator."""
+
+    def __init__(self, classifier: nn.Module) -> None:
+        super().__init__()
+        self.classifier = classifier
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.classifier(images * (torch.rand(images.shape) < 0.7))
+
+
+@dataclass(frozen=True)
+class Cheating:
+    """PGD in a ball twice as large as it says."""
+
+    threat: ThreatModel
+
+    def __call__(self, model, images, labels, *, generator) -> AttackResult:
+        wider = ThreatModel("linf", 2 * self.threat.epsilon)
+        return PGD(threat=wider, steps=4)(model, images, labels, generator=generator)
+
+
+def score_on_the_attacks_masks(model, images, labels, masks, seed):
+    model.reseed(seed)
+    return score(model, images, labels, masks)
+
+
+def test_an_honest_evaluation_of_an_undefended_network_passes(plain, some):
+    findings = found(plain, some)
+    assert list(findings) == list(CHECKS)
+    assert {name: one.status for name, one in findings.items() if one.status == "fail"} == {}
+    assert findings["epsilon"].numbers["accuracy"][-1] == 0
+    assert findings["answers repeat"].status == "pass"
+    for finding in findings.values():
+        assert finding.meaning.endswith(".")
+        json.dumps(finding.numbers)
+
+
+def test_an_honest_evaluation_of_a_me_net_passes(defended, some):
+    smaller = {"steps": 6, "step_sweep": (1, 6), "calls": 30}
+    settings = AuditSettings(**{**vars(SETTINGS), **smaller})
+    findings = found(defended, (some[0][:40], some[1][:40]), settings)
+    assert {name: one.status for name, one in findings.items() if one.status == "fail"} == {}
+    numbers = findings["fresh scoring"].numbers
+    assert numbers["draws shared with the attack"] == 0
+    assert numbers["reported"] == pytest.approx(numbers["fresh masks"], abs=0.06)
+    assert findings["own generator"].numbers["generators used"] == []
+
+
+def test_zero_gradients_are_caught(plain, some):
+    findings = found(Quantised(plain), some, checks=("gradients", "loss rises", "black box", "epsilon"))
+    assert findings["gradients"].status == "fail"
+    assert findings["gradients"].numbers["margin: share zero"] == 1
+    assert findings["loss rises"].status == "fail"
+    assert findings["black box"].status == "fail"
+    assert findings["black box"].numbers["black box"] < findings["black box"].numbers["white box"]
+    assert failed(list(findings.values()))
+
+
+def test_a_model_that_cannot_be_differentiated_is_caught(plain, some):
+    def detached(images: Tensor) -> Tensor:
+        return plain(images).detach()
+
+    findings = found(detached, some, checks=("gradients", "in the ball", "steps"))
+    assert {one.status for one in findings.values()} == {"fail"}
+    assert "differentiated" in findings["gradients"].meaning
+
+
+def test_a_shared_global_generator_is_caught(plain, defended, some):
+    state = torch.get_rng_state()
+    finding = found(GlobalMasks(plain), some, checks=("own generator",))["own generator"]
+    assert finding.status == "fail"
+    assert finding.numbers["generators used"] == ["torch"]
+    assert torch.equal(torch.get_rng_state(), state), "the audit leaves the global generator as it was"
+    for honest in (plain, defended):
+        assert found(honest, some, checks=("own generator",))["own generator"].status == "pass"
+    repeat = found(GlobalMasks(plain), some, checks=("answers repeat",))["answers repeat"]
+    assert repeat.status == "warn"
+
+
+def test_numpys_global_generator_is_caught_too(plain, some):
+    import numpy as np
+
+    def model(images: Tensor) -> Tensor:
+        return plain(images * torch.from_numpy(np.random.rand(*images.shape) < 0.7))
+
+    finding = found(model, some, checks=("own generator",))["own generator"]
+    assert (finding.status, finding.numbers["generators used"]) == ("fail", ["numpy"])
+
+
+def test_an_attack_that_steps_outside_the_ball_is_caught(plain, some):
+    settings = AuditSettings(**{**vars(SETTINGS), "attack": Cheating(THREAT)})
+    finding = found(plain, some, settings, checks=("in the ball",))["in the ball"]
+    assert finding.status == "fail"
+    assert finding.numbers["farthest"] > 1.5 * THREAT.epsilon
+    assert "cheats" in finding.meaning
+    assert found(plain, some, checks=("in the ball",))["in the ball"].status == "pass"
+
+
+def test_scores_on_the_attacks_own_masks_are_caught(defended, some):
+    settings = AuditSettings(**{**vars(SETTINGS), "scorer": score_on_the_attacks_masks})
+    finding = found(defended, some, settings, checks=("fresh scoring",))["fresh scoring"]
+    assert finding.status == "fail"
+    assert finding.numbers["draws shared with the attack"] > 0
+    assert found(defended, some, checks=("fresh scoring",))["fresh scoring"].status == "pass"
+
+
+def test_scores_that_flatter_are_caught_without_shared_masks(defended, some):
+    def flattering(model, images, labels, masks, seed):
+        outcome = score(model, images, labels, masks)
+        outcome.ranks[:] = 0
+        return outcome
+
+    settings = AuditSettings(**{**vars(SETTINGS), "scorer": flattering})
+    finding = found(defended, some, settings, checks=("fresh scoring",))["fresh scoring"]
+    assert (finding.status, finding.numbers["reported"]) == ("fail", 1.0)
+
+
+def test_an_attack_with_too_few_draws_is_caught(defended, digits):
+    """One step of one draw, against few steps of twenty."""
+    weak = {"attack": PGD(threat=THREAT, steps=1, random_start=False), "eot_sweep": (1, 20), "steps": 6}
+    settings, model = AuditSettings(**{**vars(SETTINGS), **weak}), defended.with_gradient("exact")
+    finding = found(model, digits.batch(slice(0, 80)), settings, checks=("draws (EOT)",))["draws (EOT)"]
+    assert finding.status == "fail"
+    assert finding.numbers["accuracy"][-1] < finding.numbers["audited attack"]
+
+
+def test_a_model_that_does_not_repeat_is_caught(defended, some):
+    class Restless(nn.Module):
+        def reseed(self, seed: int) -> None:
+            pass
+
+        def forward(self, images: Tensor) -> Tensor:
+            return defended(images)
+
+    assert found(Restless(), some, checks=("answers repeat",))["answers repeat"].status == "fail"
+
+
+def test_settings_that_cannot_work_are_refused(plain, some):
+    with pytest.raises(ConfigurationError, match="calls is 0"):
+        AuditSettings(calls=0)
+    with pytest.raises(ConfigurationError, match="empty"):
+        audit(plain, some[0][:0], some[1][:0])
+
+
+FACTORY = """
+import torch
+from torch import nn
+
+class Half(nn.Module):
+    def forward(self, images):
+        dark = images.mean((1, 2, 3))
+        return torch.stack([0.5 - dark, dark - 0.5], 1) * 20
+
+def honest():
+    return Half()
+
+class Blind(Half):
+    def forward(self, images):
+        return super().forward((images * 4).round() / 4)
+"""
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch):
+    """A user's folder: a module with models, and images in class folders."""
+    from PIL import Image
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "their_models.py").write_text(FACTORY)
+    random = torch.Generator().manual_seed(0)
+    for kind, level in (("dark", 60), ("light", 190)):
+        folder = tmp_path / "pictures" / "test" / kind
+        folder.mkdir(parents=True)
+        (tmp_path / "pictures" / "train" / kind).mkdir(parents=True)
+        for number in range(12):
+            pixels = (level + torch.randint(-25, 25, (8, 8, 3), generator=random)).to(torch.uint8)
+            Image.fromarray(pixels.numpy()).save(folder / f"{number}.png")
+            if number < 2:
+                Image.fromarray(pixels.numpy()).save(folder.parents[1] / "train" / kind / f"{number}.png")
+    yield tmp_path
+    sys.modules.pop("their_models", None)
+
+
+def run(*words: str) -> int:
+    return cli.main(["audit", *words, "--data", "pictures", "--quick", "--epsilon", "0.2"])
+
+
+def test_the_command_audits_a_users_own_model(workplace, capsys):
+    assert run("their_models:honest", "--out", "found.json") == 0
+    told = capsys.readouterr().out
+    assert "draws (EOT)" in told
+    assert "fail" not in told
+    written = json.loads((workplace / "found.json").read_text())
+    assert [one["name"] for one in written["findings"]] == list(CHECKS)
+    assert written["dataset"]["class_names"] == ["dark", "light"]
+    assert run("their_models:Blind") == 1
+    assert "fail" in capsys.readouterr().out
+    assert (workplace / "runs" / "their_models.Blind" / "audit.json").is_file()
+
+
+@pytest.mark.parametrize(
+    "target, words",
+    [
+        ("their_models:absent", "cannot be imported"),
+        ("no_such_module_here:thing", "cannot be imported"),
+        ("their_models", "no run folder"),
+        ("their_models:torch.nn.ReLU.forward.__doc__.title", "a str"),
+    ],
+)
+def test_the_command_says_what_it_cannot_use(workplace, capsys, target, words):
+    assert run(target) == 2
+    assert words in capsys.readouterr().err
