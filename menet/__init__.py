@@ -1,5 +1,6 @@
 """Matrix estimation as a defense for image classifiers (ME-Net), and honest measurements of it."""
 
+from menet import baselines
 from menet.defense import FixedMasks, MENet
 from menet.estimators import (
     USVT,
@@ -22,6 +23,7 @@ __all__ = [
     "SoftImpute",
     "Tensor",
     "__version__",
+    "baselines",
     "nuclear_norm",
     "soft_impute",
     "tensor",

@@ -1,0 +1,92 @@
+"""Data-specific discretisation (Chen, Wu, Liang & Jha, 2019): each pixel one of k colours of the data."""
+
+from typing import Any, ClassVar, Self
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from menet.baselines.fitting import sample
+from menet.chunks import in_chunks
+from menet.errors import ConfigurationError
+from menet.preprocessed import Gradient, Preprocessed
+
+IMAGES_TO_FIT = 1000
+PIXELS_TO_FIT = 50_000
+
+
+def nearest_colours(images: Float[Tensor, "b c h w"], codebook: Float[Tensor, "k c"]) -> Float[Tensor, "b c h w"]:
+    """Each pixel replaced by the nearest colour of `codebook`; its derivative is zero wherever it exists."""
+    colours = codebook.to(images.dtype)
+
+    def look_up(pixels: Tensor) -> tuple[Tensor, ...]:
+        # ‖pixel‖² is the same for all colours, so the nearest is where ‖colour‖² − 2·pixel·colour is least.
+        distance = torch.addmm(colours.square().sum(1), pixels, colours.mT, alpha=-2)
+        return (colours[distance.argmin(1)],)
+
+    (found,) = in_chunks(look_up, [images.detach().movedim(1, -1).flatten(0, 2).contiguous()], elements=2**16)
+    replaced = found.unflatten(0, (len(images), *images.shape[2:])).movedim(-1, 1)
+    return replaced + 0 * images
+
+
+def learn_colours(
+    images: Float[Tensor, "n c h w"], colours: int, generator: torch.Generator
+) -> Float[Tensor, "k c"]:
+    """The centres of k-means (scikit-learn's) over the pixels of `images`, at most 50,000 of them."""
+    from sklearn.cluster import KMeans
+
+    pixels = images.movedim(1, -1).flatten(0, 2)
+    chosen = torch.randperm(len(pixels), generator=generator)[:PIXELS_TO_FIT]
+    pixels = pixels[chosen.to(pixels.device)].double().cpu()
+    different = len(pixels.unique(dim=0))
+    if different < colours:
+        raise ConfigurationError(f"colours is {colours}; the images have only {different} different ones")
+    seed = int(torch.randint(2**31 - 1, (), generator=generator))
+    centres = KMeans(colours, n_init=1, random_state=seed).fit(pixels.numpy()).cluster_centers_
+    return torch.from_numpy(centres).to(images.dtype).clamp(0, 1)
+
+
+class Discretise(Preprocessed):
+    """`classifier` behind `nearest_colours` of a codebook that `fit` learns; training calls it before it begins.
+
+    The authors choose k-medoids or density peaks and k = 2 on MNIST, up to 300 on CIFAR-10; here it is k-means.
+    The codebook is a buffer, so checkpoints carry it. `gradient="exact"` is zero, `bpda` the identity.
+    """
+
+    name: ClassVar[str] = "discretise"
+    codebook: Tensor
+
+    def __init__(
+        self,
+        classifier: nn.Module,
+        colours: int = 50,
+        channels: int = 3,
+        gradient: Gradient = "bpda",
+        seed: int = 0,
+    ) -> None:
+        super().__init__(classifier, gradient, seed)
+        for name, value in (("colours", colours), ("channels", channels)):
+            if not 1 <= value <= 65_536:
+                raise ConfigurationError(f"{name} is {value}; accepted are whole numbers from 1 to 65536")
+        self.colours = colours
+        self.register_buffer("codebook", torch.full((colours, channels), torch.nan))
+
+    def fit(self, images: Any, generator: torch.Generator) -> Self:
+        """Learn the codebook from images, as tensors on [0, 1] or bytes; their channels become the module's."""
+        learned = learn_colours(sample(images, IMAGES_TO_FIT, generator), self.colours, generator)
+        self.codebook = learned.to(self.codebook)
+        return self
+
+    def preprocess(
+        self, images: Float[Tensor, "b c h w"], generator: torch.Generator
+    ) -> Float[Tensor, "b c h w"]:
+        if bool(self.codebook[0, 0].isnan()):
+            raise ConfigurationError("this discretisation has no colours yet; call fit(images, generator) first")
+        if images.shape[1] != self.codebook.shape[1]:
+            raise ConfigurationError(
+                f"images have {images.shape[1]} channels; the colours were learned with {self.codebook.shape[1]}"
+            )
+        return nearest_colours(images, self.codebook)
+
+    def settings(self) -> dict[str, Any]:
+        return {"colours": self.colours, "channels": self.codebook.shape[1], "gradient": self.gradient}

@@ -1,0 +1,72 @@
+"""Thermometer encoding (Buckman, Roy, Raffel & Goodfellow, 2018): a pixel as a bar of switched-on levels."""
+
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from menet.errors import ConfigurationError
+from menet.preprocessed import Gradient, Preprocessed
+
+
+def thermometer(images: Float[Tensor, "b c h w"], levels: int = 16) -> Float[Tensor, "b codes h w"]:
+    """Codes τ(x)ₗ = 1 where x > l/levels, else 0, for l from 0 to levels − 1: `levels` channels in place of each.
+
+    Its derivative is zero wherever it exists, and that is what autograd returns.
+    """
+    return _above(images, levels).clamp(0, 1).ceil().flatten(1, 2)
+
+
+def ramp(images: Float[Tensor, "b c h w"], levels: int = 16, width: float = 1.0) -> Float[Tensor, "b codes h w"]:
+    """What BPDA differentiates in place of the codes: min(max((x − l/levels)/width, 0), 1).
+
+    Width 1 is the substitute of Athalye, Carlini & Wagner (2018), which rounded up gives the codes. With
+    1/levels only the level the pixel stands in has a gradient.
+    """
+    return (_above(images, levels) / width).clamp(0, 1).flatten(1, 2)
+
+
+class Thermometer(Preprocessed):
+    """`classifier` of thermometer codes, `levels` input channels for each of the images' (`classifier_channels`).
+
+    The classifier sees codes, not pixels, so it must not normalise them; `models.build` does not when the number
+    of channels differs from the dataset's. `width` is that of the `ramp` used by `bpda`. `gradient="exact"` is
+    zero: the codes are steps.
+    """
+
+    name: ClassVar[str] = "thermometer"
+
+    def __init__(
+        self,
+        classifier: nn.Module,
+        levels: int = 16,
+        width: float = 1.0,
+        gradient: Gradient = "bpda",
+        seed: int = 0,
+    ) -> None:
+        super().__init__(classifier, gradient, seed)
+        if levels < 1:
+            raise ConfigurationError(f"levels is {levels}; accepted are whole numbers from 1")
+        if not 0 < width <= 1:
+            raise ConfigurationError(f"width is {width}; accepted are numbers above 0 and up to 1")
+        self.levels, self.width = levels, width
+
+    def preprocess(self, images: Float[Tensor, "b c h w"], generator: torch.Generator) -> Tensor:
+        return thermometer(images, self.levels)
+
+    def surrogate(self, images: Float[Tensor, "b c h w"]) -> Tensor:
+        return ramp(images, self.levels, self.width)
+
+    @classmethod
+    def classifier_channels(cls, channels: int, settings: dict[str, Any]) -> int:
+        levels: int = settings.get("levels", 16)
+        return channels * levels
+
+    def settings(self) -> dict[str, Any]:
+        return {"levels": self.levels, "width": self.width, "gradient": self.gradient}
+
+
+def _above(images: Tensor, levels: int) -> Tensor:
+    thresholds = torch.arange(levels, dtype=images.dtype, device=images.device) / levels
+    return images[:, :, None] - thresholds[:, None, None]

@@ -1,0 +1,104 @@
+"""The total-variation solver against a convex solver, and what it may and may not see."""
+
+import cvxpy
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from menet.baselines.total_variation import TotalVariation, _Problem, objective, total_variation
+from menet.errors import ConfigurationError
+from menet.masks import bernoulli
+
+
+def by_cone_solver(x: np.ndarray, mask: np.ndarray, weight: float) -> float:
+    z = cvxpy.Variable(x.shape)
+    fit = cvxpy.norm(cvxpy.multiply(mask, z - x), "fro")
+    rows = cvxpy.sum(cvxpy.norm(z[1:] - z[:-1], 2, axis=1))
+    columns = cvxpy.sum(cvxpy.norm(z[:, 1:] - z[:, :-1], 2, axis=0))
+    problem = cvxpy.Problem(cvxpy.Minimize(fit + weight * (rows + columns)))
+    return problem.solve(solver=cvxpy.CLARABEL)
+
+
+@pytest.mark.parametrize("p", [0.3, 0.5, 0.9])
+@pytest.mark.parametrize("weight", [0.03, 0.2, 0.5])
+def test_objective_is_within_a_thousandth_of_the_convex_solvers(photographs, digits, p, weight):
+    pictures = torch.cat([photographs[::5].flatten(0, 1)[:4, 4:28, 4:28], digits[:2, 0, :24, :24]])
+    mask = bernoulli(pictures.shape, p, torch.Generator().manual_seed(1))
+    found = objective(total_variation(pictures, mask, weight).double(), pictures.double(), mask, weight)
+    for one, kept, value in zip(pictures, mask, found, strict=True):
+        best = by_cone_solver(one.double().numpy(), kept.double().numpy(), weight)
+        assert value <= best * (1 + 1e-3) + 1e-4
+        assert value >= best * (1 - 1e-5) - 1e-6
+
+
+def test_dropped_pixels_do_not_leak(photographs):
+    mask = bernoulli(photographs.shape, 0.5, torch.Generator().manual_seed(0))
+    expected = total_variation(photographs, mask)
+    for other in (0.0, 1.0, torch.nan, torch.inf):
+        assert torch.equal(total_variation(torch.where(mask, photographs, other), mask), expected)
+
+
+def test_fills_gaps_better_than_their_mean(photographs):
+    mask = bernoulli(photographs.shape, 0.5, torch.Generator().manual_seed(0))
+    estimate = total_variation(photographs, mask)
+    mean = (photographs * mask).sum((-2, -1), keepdim=True) / mask.sum((-2, -1), keepdim=True)
+
+    def error(guess: Tensor) -> float:
+        return float((guess - photographs)[~mask].square().mean().sqrt())
+
+    assert error(estimate) < 0.6 * error(mean.expand_as(photographs))
+
+
+@pytest.mark.parametrize("weight", [0.03, 0.3])
+def test_gradient_is_the_minimisers(weight):
+    generator = torch.Generator().manual_seed(2)
+    x = torch.rand(2, 7, 6, generator=generator, dtype=torch.float64).cumsum(-1) / 6
+    mask = bernoulli(x.shape, 0.6, generator)
+    weights = torch.randn(x.shape, generator=generator, dtype=torch.float64)
+
+    def value(x: Tensor) -> Tensor:
+        return (total_variation(x, mask, weight, tol=1e-14, max_iter=20_000) * weights).sum()
+
+    leaf = x.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(value(leaf), leaf)
+    assert torch.equal(gradient[~mask], torch.zeros_like(gradient[~mask]))
+    for _ in range(4):
+        direction = torch.randn(x.shape, generator=generator, dtype=torch.float64)
+        numeric = (value(x + 1e-5 * direction) - value(x - 1e-5 * direction)) / 2e-5
+        assert float((gradient * direction).sum()) == pytest.approx(float(numeric), rel=2e-2, abs=1e-3)
+
+
+def test_step_in_place_is_the_step(photographs):
+    x = photographs.flatten(0, 1).double()
+    mask = bernoulli(x.shape, 0.5, torch.Generator().manual_seed(0))
+    problem = _Problem(x * mask, mask, 0.03)
+    state = problem.first()
+    for _ in range(5):
+        estimate, after = problem.step(state)
+        torch.testing.assert_close(problem.advance(state), estimate)
+        torch.testing.assert_close(state, after)
+
+
+def test_shapes_without_a_batch_with_two_and_with_nothing(photographs):
+    mask = bernoulli((32, 32), 0.5, torch.Generator().manual_seed(0))
+    one = total_variation(photographs[0, 0], mask)
+    torch.testing.assert_close(total_variation(photographs, mask)[0, 0], one, rtol=0, atol=2e-3)
+    assert total_variation(photographs[:0], mask).shape == (0, 3, 32, 32)
+    assert torch.equal(total_variation(photographs[0, 0], torch.zeros_like(mask)), torch.zeros(32, 32))
+    flat = torch.full((1, 5, 9), 0.25)
+    torch.testing.assert_close(total_variation(flat, torch.ones_like(flat, dtype=torch.bool)), flat)
+
+
+def test_each_problem_is_solved_as_if_it_were_alone(photographs):
+    mask = bernoulli(photographs.shape, 0.5, torch.Generator().manual_seed(0))
+    together = total_variation(photographs, mask)
+    alone = torch.cat([total_variation(photographs[i : i + 1], mask[i : i + 1]) for i in range(8)])
+    torch.testing.assert_close(together, alone, rtol=0, atol=1e-5)
+
+
+def test_settings_that_cannot_work_are_named():
+    with pytest.raises(ConfigurationError, match="weight is 0"):
+        TotalVariation(torch.nn.Identity(), weight=0)
+    with pytest.raises(ConfigurationError, match=r"p is 1\.5"):
+        TotalVariation(torch.nn.Identity(), p=1.5)
