@@ -1,0 +1,165 @@
+"""The prepared set S′: what is in it, that it can be resumed, shared out and trusted."""
+
+import numpy as np
+import pytest
+import torch
+from training_helpers import digest, tiny
+
+from menet import NuclearNorm, images
+from menet.cli import main
+from menet.data import load
+from menet.errors import ConfigurationError, DataError
+from menet.training import load_model, train
+from menet.training import prepare as preparing
+from menet.training.config import TrainingConfig, me_net
+from menet.training.log import read_log
+from menet.training.prepare import prepare
+from menet.training.prepared import DESCRIPTION, is_complete, open_prepared, shard_path
+
+DEFENSE = me_net("nuclear-norm", (0.4, 0.6), masks=4)
+FULL = TrainingConfig(defense=DEFENSE).defense
+
+
+def make(folder, **changes):
+    return prepare("digits", DEFENSE, folder, **{"limit": 100, "per_shard": 32, **changes})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("prepared") / "set"
+    make(path)
+    return path
+
+
+def contents(folder):
+    return {path.name: digest(path) for path in sorted(folder.iterdir())}
+
+
+def test_rows_are_estimates_of_their_images_under_the_schedule(folder):
+    source = load("digits", "train")
+    opened = open_prepared(folder, source, FULL)
+    assert len(opened) == 100
+    assert opened.copies == 4
+    assert len(opened.dataset) == 400
+    pixels, labels = opened.dataset.batch(slice(0, 400))
+    assert torch.equal(labels, source.labels[:100].repeat_interleave(4))
+    original = source.batch(slice(0, 100))[0].repeat_interleave(4, 0)
+    error = (pixels - original).square().mean((1, 2, 3)).sqrt()
+    by_copy = error.view(100, 4).mean(0)
+    # The probabilities rise from copy to copy, so the estimates get better; all are far from a blank image.
+    assert by_copy.tolist() == sorted(by_copy.tolist(), reverse=True)
+    assert float(error.max()) < float(original.square().mean().sqrt()) * 1.2
+    # The first row exactly, by hand.
+    from menet.masks import bernoulli
+    from menet.training.streams import Purpose, stream
+
+    first = original[:128]
+    p = torch.tensor([0.4, 0.45, 0.5, 0.55]).repeat(32)
+    mask = bernoulli((128, 28, 28), p, stream(0, Purpose.PREPARE, 0))
+    expected = images.to_image(NuclearNorm()(images.to_matrix(first), mask), first.shape)
+    torch.testing.assert_close(pixels[:128], expected, rtol=0, atol=0.51 / 255 + 1e-3)
+
+
+def test_memory_is_mapped_not_read(folder):
+    rows = np.load(shard_path(folder, 0), mmap_mode="r")
+    assert isinstance(rows, np.memmap)
+    assert rows.dtype == np.uint8
+    assert rows.shape == (32 * 4, 1, 28, 28)
+
+
+def test_processes_make_the_same_set_together(folder, tmp_path, monkeypatch):
+    for rank in (1, 0):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        make(tmp_path / "set")
+    assert contents(tmp_path / "set") == contents(folder)
+
+
+def test_stopped_it_goes_on(folder, tmp_path, monkeypatch):
+    original, made = preparing._estimates, []
+
+    def stopping(model, source, description, shard):
+        if shard == 2 and not made.count("stop"):
+            made.append("stop")
+            raise KeyboardInterrupt
+        made.append(shard)
+        return original(model, source, description, shard)
+
+    monkeypatch.setattr(preparing, "_estimates", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        make(tmp_path / "set")
+    with pytest.raises(DataError, match="shard-00002"):
+        open_prepared(tmp_path / "set", load("digits", "train"), FULL)
+    make(tmp_path / "set")
+    assert made == [0, 1, "stop", 2, 3]
+    assert contents(tmp_path / "set") == contents(folder)
+
+
+def test_damage_is_found_and_mended(folder, tmp_path):
+    make(tmp_path / "set")
+    path = shard_path(tmp_path / "set", 1)
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(content)
+    assert not is_complete(tmp_path / "set", 1)
+    with pytest.raises(DataError, match="shard-00001"):
+        open_prepared(tmp_path / "set", load("digits", "train"), FULL)
+    make(tmp_path / "set")
+    assert contents(tmp_path / "set") == contents(folder)
+
+
+def test_other_settings_are_refused(folder, tmp_path):
+    with pytest.raises(ConfigurationError, match="other settings"):
+        make(folder, seed=1)
+    source = load("digits", "train")
+    with pytest.raises(ConfigurationError, match="p = "):
+        open_prepared(folder, source, TrainingConfig(defense=me_net(masks=4, p=(0.2, 0.4))).defense)
+    with pytest.raises(ConfigurationError, match="was made from"):
+        open_prepared(folder, load("digits", "test"), FULL)
+    with pytest.raises(ConfigurationError, match="`menet prepare` makes one"):
+        open_prepared(tmp_path, source, FULL)
+    (tmp_path / DESCRIPTION).write_text("{}")
+    with pytest.raises(DataError, match="cannot be read"):
+        open_prepared(tmp_path, source, FULL)
+
+
+def test_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="cannot be written"):
+        make(tmp_path / "file" / "set")
+
+
+def test_training_takes_the_estimates_in_place_of_masks(folder, tmp_path, monkeypatch):
+    from menet import MENet
+
+    used = []
+    monkeypatch.setattr(MENet, "preprocess", lambda self, pixels, generator: used.append(self.training) or pixels)
+    config = tiny(defense=DEFENSE, objective="standard", prepared=str(folder), limit=64, validation=20, epochs=2)
+    run = train(config, tmp_path / "run")
+    assert used
+    assert not any(used), "masks were drawn while training on a prepared set"
+    assert isinstance(load_model(run), MENet)
+    assert len([row for row in read_log(run) if row["kind"] == "epoch"]) == 2
+
+
+def test_command(tmp_path, capsys):
+    arguments = ["prepare", "digits", "--out", str(tmp_path / "set"), "--estimator", "usvt", "--masks", "2"]
+    assert main([*arguments, "--limit", "40"]) == 0
+    assert "40 images, 2 estimates each, in 1 shards" in capsys.readouterr().out
+    assert main([*arguments, "--limit", "41"]) == 2
+    assert "other settings" in capsys.readouterr().err
+    options = [
+        "train",
+        "digits",
+        "--defense",
+        "me-net",
+        "--estimator",
+        "usvt",
+        "--masks",
+        "2",
+        "--model",
+        "small",
+    ]
+    options += ["--prepared", str(tmp_path / "set"), "--validation", "8", "--batch", "16", "--epochs", "1"]
+    assert main([*options, "--out", str(tmp_path / "run")]) == 0
+    assert "model of the best epoch" in capsys.readouterr().out

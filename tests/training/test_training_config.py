@@ -1,0 +1,173 @@
+"""Bad configurations are refused before work starts, by the name of the field; good ones survive JSON."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from training_helpers import plain, tiny
+
+from menet.errors import CheckpointError, ConfigurationError, DataError, MenetError
+from menet.training import TrainingConfig, loop, recipes, train
+from menet.training.batches import Batches
+from menet.training.config import me_net
+from menet.training.rates import rate_at
+
+pytestmark = pytest.mark.usefixtures("without_annotation_checks")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("epochs", 0),
+        ("epochs", 1.5),
+        ("batch", 0),
+        ("steps", 0),
+        ("eot", 0),
+        ("limit", 0),
+        ("validation", -1),
+        ("seed", -1),
+        ("rate", 0.0),
+        ("rate", float("nan")),
+        ("rate", "fast"),
+        ("step_size", -0.1),
+        ("epsilon", float("inf")),
+        ("momentum", 1.0),
+        ("weight_decay", -1e-4),
+        ("objective", "magic"),
+        ("optimizer", "lion"),
+        ("schedule", "warp"),
+        ("precision", "float8"),
+        ("norm", "l7"),
+        ("model", "lenet-6"),
+        ("milestones", (150, 100)),
+        ("defense", {"name": "wishful"}),
+        ("defense", me_net("guess")),
+        ("defense", me_net(p=(0.6, 0.4))),
+        ("defense", me_net(masks=0)),
+        ("defense", me_net(colour="red")),
+        ("prepared", "somewhere"),
+    ],
+)
+def test_the_field_is_named(field, value):
+    changed = {"schedule": "step", field: value} if field == "milestones" else {field: value}
+    with pytest.raises(ConfigurationError, match=f"{field} is"):
+        TrainingConfig(**changed)
+
+
+def test_the_reason_inside_a_defense_is_told():
+    with pytest.raises(ConfigurationError, match=r"estimator is 'nuclear'.*did you mean 'nuclear-norm'"):
+        TrainingConfig(defense=me_net("nuclear"))
+    with pytest.raises(ConfigurationError, match="p is"):
+        TrainingConfig(defense=me_net(p=(0.9, 0.1)))
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (plain(batch=65), "batch is 65; accepted are up to 64"),
+        (plain(limit=5000), "limit is 5000"),
+        (plain(limit=None, validation=4000, batch=1), "batch is 1"),
+        (plain(dataset="digitz"), "digitz"),
+        (tiny(objective="standard", prepared="nowhere"), "prepared is nowhere"),
+    ],
+)
+def test_what_does_not_fit_the_data_is_refused_before_work(tmp_path, monkeypatch, config, words):
+    monkeypatch.setattr(loop, "_epoch", lambda *arguments: pytest.fail("work had started"))
+    with pytest.raises(MenetError, match=words):
+        train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_absent_dataset_is_refused_with_the_remedy(tmp_path):
+    with pytest.raises(DataError, match="menet data fetch cifar10"):
+        train(plain(dataset="cifar10"), tmp_path / "run", root=tmp_path / "empty")
+    assert not (tmp_path / "run").exists()
+
+
+def test_batch_must_divide_among_processes():
+    with pytest.raises(ConfigurationError, match="batch is 16; accepted are multiples of the 3 processes"):
+        Batches.of(plain(), world=3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model": "lenet"}, "model is 'lenet', there it is 'small'"),
+        ({"defense": me_net()}, "defense is"),
+        ({"epochs": 5}, "epochs is 5, there it is 1"),
+        ({"seed": 3}, "seed is 3"),
+    ],
+)
+def test_checkpoint_of_another_run_is_refused(tmp_path_factory, changes, words, finished):
+    with pytest.raises(CheckpointError, match=words):
+        train(plain(epochs=1, **{name: value for name, value in changes.items() if name != "epochs"})
+              if "epochs" not in changes else plain(**changes), finished)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    return train(plain(epochs=1), tmp_path_factory.mktemp("finished") / "run")
+
+
+def test_checkpoint_whose_tensors_are_another_networks_is_refused(tmp_path, finished):
+    from menet.models import weights
+    from menet.training.checkpoint import LAST
+
+    other = train(plain(epochs=1, model="lenet"), tmp_path / "other")
+    tensors, _ = weights.load(other / LAST)
+    _, header = weights.load(finished / LAST)
+    weights.save(tmp_path / "mixed" / LAST, tensors, header)
+    with pytest.raises(CheckpointError, match="does not fit this run"):
+        train(plain(epochs=1), tmp_path / "mixed")
+
+
+@pytest.mark.parametrize("make", recipes.RECIPES.values(), ids=lambda make: make.__name__)
+def test_recipes_survive_json(make):
+    for config in (make(), recipes.with_defense(make()), recipes.adversarial(recipes.with_defense(make()))):
+        assert TrainingConfig.from_dict(json.loads(json.dumps(config.as_dict()))) == config
+
+
+def test_unknown_settings_in_a_file_are_refused():
+    with pytest.raises(ConfigurationError, match="no setting 'colour'"):
+        TrainingConfig.from_dict({**plain().as_dict(), "colour": "red"})
+    with pytest.raises(ConfigurationError):
+        TrainingConfig.from_dict({"milestones": 3})
+
+
+def test_appendix_b():
+    """Table of Appendix B: model, augmentation, epochs, rate, decay; and the attacks while training."""
+    table = {
+        "cifar10": ("resnet18", True, 200, 0.1, (100, 150), 8 / 255, 7, 2 / 255),
+        "mnist": ("lenet", False, 200, 0.01, (100, 150), 0.3, 40, 0.01),
+        "svhn": ("resnet18", True, 200, 0.01, (100, 150), 8 / 255, 7, 2 / 255),
+        "tiny-imagenet": ("densenet121", True, 90, 0.1, (30, 60), 8 / 255, 7, 2 / 255),
+    }
+    for dataset, row in table.items():
+        config = recipes.by_name(dataset, "paper")
+        assert config.recipe == "paper"
+        assert config.optimizer == "sgd"
+        assert config.momentum == 0.9
+        assert config.weight_decay == 1e-4
+        assert (
+            config.model, config.augmentation, config.epochs, config.rate, config.milestones,
+            config.epsilon, config.steps, config.step_size,
+        ) == row  # fmt: skip
+        assert recipes.by_name(dataset, "short").schedule == "one-cycle"
+    with pytest.raises(ConfigurationError, match="recipe is 'paper' for the dataset 'digits'"):
+        recipes.by_name("digits", "paper")
+
+
+def test_rates():
+    step = recipes.paper_cifar10()
+    assert rate_at(step, 0, 10) == pytest.approx(0.1)
+    assert rate_at(step, 999, 10) == pytest.approx(0.1)
+    assert rate_at(step, 1000, 10) == pytest.approx(0.01)
+    assert rate_at(step, 1500, 10) == pytest.approx(0.001)
+    cycle = replace(recipes.digits(), rate=1.0, epochs=10)
+    rates = [rate_at(cycle, number, 10) for number in range(100)]
+    assert rates[0] == pytest.approx(1 / 25)
+    assert max(rates) == pytest.approx(1.0, abs=1e-3)
+    assert 25 <= rates.index(max(rates)) <= 35
+    assert rates[-1] == pytest.approx(1e-4)
+    assert rates[:29] == sorted(rates[:29])
+    assert rates[31:] == sorted(rates[31:], reverse=True)

@@ -1,0 +1,257 @@
+"""What a run does and leaves behind."""
+
+import json
+import sys
+import types
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from training_helpers import plain, tiny
+
+from menet import MENet, data
+from menet.data import load
+from menet.errors import CheckpointError, TrainingError
+from menet.models import Network, weights
+from menet.preprocessed import describe
+from menet.training import TrainingConfig, load_model, loop, train
+from menet.training.adversarial import Adversarial
+from menet.training.building import build_model
+from menet.training.checkpoint import BEST, LAST
+from menet.training.config import me_net
+from menet.training.log import read_log
+from menet.training.loop import Saving
+from menet.training.precision import number_type
+from menet.training.score import accuracy
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _few_test_images():
+    """Runs of a dozen steps are not worth a thousand test images."""
+
+    def few(name, split="train", root=None):
+        dataset = load(name, split, root)
+        if split == "train":
+            return dataset
+        return replace(dataset, images=dataset.images[:50], labels=dataset.labels[:50])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(data, "load", few)
+        yield
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return train(tiny(), tmp_path_factory.mktemp("run") / "run", saving=Saving(log_steps=2))
+
+
+def test_a_run_folder_says_what_it_is(run):
+    assert TrainingConfig.from_dict(json.loads((run / "config.json").read_text())) == tiny()
+    rows = read_log(run)
+    assert [row["kind"] for row in rows].count("epoch") == 3
+    assert [row["step"] for row in rows if row["kind"] == "step"] == [2, 4, 6, 8, 10, 12]
+    epoch = next(row for row in rows if row["kind"] == "epoch")
+    assert {"loss", "accuracy", "validation", "validation_attacked", "best", "epoch"} <= epoch.keys()
+    assert rows[-1]["kind"] == "test"
+
+
+def test_best_is_the_epoch_with_the_highest_score_under_attack(run):
+    epochs = [row for row in read_log(run) if row["kind"] == "epoch"]
+    best = max(epochs, key=lambda row: (row["validation_attacked"], -row["epoch"]))
+    _, header = weights.load(run / BEST)
+    assert header["scores"]["epoch"] == best["epoch"]
+    assert header["scores"]["validation_attacked"] == best["validation_attacked"]
+
+
+def test_load_model_needs_the_file_alone(run, tmp_path):
+    model = load_model(run)
+    assert isinstance(model, MENet)
+    assert not model.training
+    assert describe(model) == tiny().defense
+    images, _ = load("digits", "test").batch(slice(0, 8))
+    elsewhere = tmp_path / "elsewhere.safetensors"
+    elsewhere.write_bytes((run / BEST).read_bytes())
+    again = load_model(elsewhere)
+    assert torch.equal(model.reseed(1)(images), again.reseed(1)(images))
+    last = load_model(run / LAST)
+    stored, _ = weights.load(run / LAST)
+    assert torch.equal(last.classifier.head.weight, stored["model.classifier.head.weight"])
+    (run.parent / "only").mkdir(exist_ok=True)
+    with pytest.raises(CheckpointError, match="no run folder"):
+        load_model(run.parent / "only")
+
+
+def test_load_model_of_a_bare_network(tmp_path):
+    model = load_model(train(plain(epochs=1), tmp_path / "run"))
+    assert isinstance(model, Network)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"defense": {"name": "me-net", "estimator": {"name": "guess"}}},
+        {"defense": "me-net"},
+        {"defense": {}},
+        {"architecture": {"name": "lenet"}},
+    ],
+)
+def test_load_model_refuses_a_header_that_lies(run, tmp_path, change):
+    tensors, header = weights.load(run / BEST)
+    path = tmp_path / "lying.safetensors"
+    weights.save(path, tensors, {**header, **change})
+    with pytest.raises(CheckpointError):
+        load_model(path)
+
+
+def test_a_finished_run_is_not_done_again(run, monkeypatch):
+    before = (run / "log.jsonl").read_bytes()
+    monkeypatch.setattr(loop, "_epoch", lambda *arguments: pytest.fail("trained again"))
+    monkeypatch.setattr(loop, "accuracy", lambda *arguments, **options: pytest.fail("scored again"))
+    assert train(tiny(), run) == run
+    assert (run / "log.jsonl").read_bytes() == before
+
+
+def test_scoring_leaves_the_model_as_it_was():
+    dataset = load("digits", "train")
+    model = build_model(tiny(), dataset).train()
+    state = model.generator.get_state()
+    first = accuracy(model, dataset, torch.arange(600), seed=3)
+    assert model.training
+    assert torch.equal(model.generator.get_state(), state)
+    assert accuracy(model, dataset, torch.arange(600), seed=3) == first
+
+
+@pytest.mark.parametrize("objective", ["standard", "adversarial"])
+def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_checkpoint(tmp_path, monkeypatch, objective):
+    config = plain(objective=objective, epochs=2)
+    original = loop._finish_epoch
+
+    def poisoned(config, batches, moving, *rest):
+        original(config, batches, moving, *rest)
+        next(moving.model.parameters()).data[0] = torch.nan
+
+    monkeypatch.setattr(loop, "_finish_epoch", poisoned)
+    with pytest.raises(TrainingError, match=r"epoch 2, step 1.*last good checkpoint"):
+        train(config, tmp_path / "run")
+    tensors, header = weights.load(tmp_path / "run" / LAST)
+    assert header["progress"]["epoch"] == 1
+    assert all(value.isfinite().all() for value in tensors.values() if value.is_floating_point())
+    monkeypatch.undo()
+    train(config, tmp_path / "run")
+
+
+def test_weights_that_are_no_numbers_are_never_saved(tmp_path, monkeypatch):
+    original = torch.optim.SGD.step
+
+    def poisoned(self, *arguments):
+        original(self, *arguments)
+        self.param_groups[0]["params"][0].data[0] = torch.inf
+
+    monkeypatch.setattr(torch.optim.SGD, "step", poisoned)
+    with pytest.raises(TrainingError, match="no longer finite at epoch 1, step 1"):
+        train(plain(), tmp_path / "run", saving=Saving(steps=1))
+    assert not (tmp_path / "run" / LAST).exists()
+
+
+def test_a_rate_too_high_is_found_out(tmp_path):
+    with pytest.raises(TrainingError, match="epoch"):
+        train(plain(rate=1e18, epochs=3, model="lenet"), tmp_path / "run")
+
+
+def test_attack_leaves_batch_statistics_alone_and_the_defense_in_training(without_annotation_checks):
+    modes, model = [], build_model(tiny(), load("digits", "train")).train()
+    norm = model.classifier.body.stem_norm
+
+    def attack(model, images, labels, generator):
+        modes.append((model.training, norm.training))
+        return types.SimpleNamespace(images=images)
+
+    images, labels = load("digits", "train").batch(slice(0, 8))
+    Adversarial(attack)(model, images, labels, torch.Generator())
+    assert modes == [(True, False)]
+    assert norm.training
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"defense": me_net("mask-only")},
+        {"defense": me_net("nuclear-norm", gradient="exact"), "eot": 2},
+        {"defense": me_net("soft-impute", (0.8, 1.0)), "objective": "standard"},
+        {"defense": me_net("tensor"), "objective": "standard"},
+        {"objective": "trades"},
+        {"objective": "trades", "defense": {}, "eot": 1},
+        {"norm": "l2", "epsilon": 1.0},
+        {"optimizer": "adamw", "rate": 1e-3},
+        {"precision": "bfloat16"},
+        {"channels_last": False, "schedule": "step", "milestones": (1,)},
+        {"validation": 0},
+    ],
+    ids=str,
+)
+def test_every_choice_runs_and_loads(tmp_path, changes):
+    folder = train(tiny(**{"epochs": 1, "limit": 32, "validation": 8, **changes}), tmp_path / "run")
+    model = load_model(folder)
+    assert model(torch.rand(2, 1, 28, 28)).isfinite().all()
+    row = next(row for row in read_log(folder) if row["kind"] == "epoch")
+    assert row["loss"] > 0
+
+
+def test_auto_precision_is_bfloat16_only_where_the_processor_has_it(monkeypatch):
+    cpu = torch.device("cpu")
+    for avx, amx in ((False, False), (True, False), (False, True)):
+        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda avx=avx: avx)
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda amx=amx: amx)
+        expected = torch.bfloat16 if avx or amx else torch.float32
+        assert number_type("auto", cpu) == expected
+        assert number_type("float32", cpu) == torch.float32
+        assert number_type("bfloat16", cpu) == torch.bfloat16
+
+
+def test_tensorboard_is_fed_where_it_is_installed(tmp_path, monkeypatch):
+    scalars = []
+
+    class SummaryWriter:
+        def __init__(self, folder):
+            scalars.append(folder)
+
+        def add_scalar(self, name, value, step):
+            scalars.append((name, step))
+
+        def close(self):
+            scalars.append("closed")
+
+    from menet.training import log
+
+    monkeypatch.setattr(log.importlib.util, "find_spec", lambda name: name == "tensorboard" or None)
+    monkeypatch.setitem(
+        sys.modules, "torch.utils.tensorboard", types.SimpleNamespace(SummaryWriter=SummaryWriter)
+    )
+    train(plain(epochs=1), tmp_path / "run", saving=Saving(log_steps=1))
+    assert ("step/loss", 4) in scalars
+    assert ("test/accuracy", 4) in scalars
+    assert scalars[-1] == "closed"
+
+
+def test_nothing_global_is_drawn_from(tmp_path):
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    train(tiny(epochs=1), tmp_path / "run")
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_seeds_matter(tmp_path):
+    runs = [train(tiny(epochs=1, seed=seed), tmp_path / str(number)) for number, seed in enumerate((1, 1, 2))]
+    first, again, other = (weights.load(run / BEST)[0] for run in runs)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["classifier.head.weight"], other["classifier.head.weight"])
+
+
+def test_frozen_parts_of_a_defense_stay_as_they_are():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[0].requires_grad_(False)
+    from menet.training.building import build_optimizer
+
+    groups = build_optimizer(plain(), model).param_groups
+    assert len(groups[0]["params"]) == 2
