@@ -56,6 +56,13 @@ class Preprocessed(nn.Module):
         """How many channels the classifier sees of images with `channels`; `settings` as for `from_settings`."""
         return channels
 
+    def fit(self, images: Any, generator: torch.Generator) -> "Preprocessed":
+        """Learn from training images what the preprocessing needs, where it needs something; then it is ready.
+
+        `images` is a tensor `(n, c, h, w)` on [0, 1], or bytes as datasets hold them.
+        """
+        return self
+
     def draw(self, sampler: Callable[[int], Tensor], count: int) -> Tensor:
         """`sampler(count)`, of which each process that trains on part of a batch takes its part of the whole."""
         part, parts = self.share if self.training else (0, 1)
@@ -163,9 +170,22 @@ def rebuild(classifier: nn.Module, described: dict[str, Any]) -> nn.Module:
     """`classifier` behind the defense that `describe` described."""
     if not described:
         return classifier
+    kind, settings = _kind_and_settings(described)
+    return kind.from_settings(classifier, settings)
+
+
+def classifier_channels(channels: int, described: dict[str, Any]) -> int:
+    """How many channels a classifier must take that is to stand behind the defense `described`."""
+    if not described:
+        return channels
+    kind, settings = _kind_and_settings(described)
+    return kind.classifier_channels(channels, settings)
+
+
+def _kind_and_settings(described: dict[str, Any]) -> tuple[type[Preprocessed], dict[str, Any]]:
     settings = dict(described)
     name = settings.pop("name", None)
     if name not in Preprocessed.kinds:
         known = ", ".join(sorted(Preprocessed.kinds))
         raise ConfigurationError(f"defense is {name!r}; accepted are {known}, or nothing for a bare network")
-    return Preprocessed.kinds[name].from_settings(classifier, settings)
+    return Preprocessed.kinds[name], settings

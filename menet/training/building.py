@@ -5,7 +5,7 @@ from torch import nn
 
 from menet import models
 from menet.data import Dataset
-from menet.preprocessed import Preprocessed, rebuild
+from menet.preprocessed import Preprocessed, classifier_channels, rebuild
 from menet.training.adversarial import Adversarial, Trades, attack_of
 from menet.training.config import TrainingConfig
 from menet.training.distributed import Place
@@ -18,11 +18,14 @@ Objective = Standard | Adversarial | Trades
 def build_model(config: TrainingConfig, dataset: Dataset, place: Place | None = None) -> nn.Module:
     """The network for a dataset's images behind the configured defense, its weights and masks by the seed."""
     place = Place() if place is None else place
-    network = models.build(config.model, dataset, generator=stream(config.seed, Purpose.WEIGHTS))
+    channels = classifier_channels(dataset.images.shape[1], config.defense)
+    weights = stream(config.seed, Purpose.WEIGHTS)
+    network = models.build(config.model, dataset, channels=channels, generator=weights)
     if config.channels_last:
         network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     model = rebuild(network, config.defense)
     if isinstance(model, Preprocessed):
+        model.fit(dataset.images, stream(config.seed, Purpose.FIT))
         model.reseed(seed_for(config.seed, Purpose.MASKS))
         model.share = (place.rank, place.world)
     return model.to(place.device)

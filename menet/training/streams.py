@@ -18,6 +18,7 @@ class Purpose(IntEnum):
     ATTACK = 5
     SCORE = 6
     PREPARE = 7
+    FIT = 8
 
 
 def seed_for(seed: int, purpose: Purpose, place: int = 0) -> int:

@@ -166,8 +166,7 @@ def test_jpeg_is_pillows(photographs, quality, subsampling, side):
 def test_exact_gradient_of_steps_is_zero(photographs, name):
     settings = {"pixel-defend": {"levels": 4, "width": 2, "layers": 1, "steps": 1}}.get(name, {})
     module = baselines.build(name, nn.Identity(), gradient="exact", **settings).eval()
-    if hasattr(module, "fit"):
-        module.fit(photographs[..., :8, :8], torch.Generator().manual_seed(0))
+    module.fit(photographs[..., :8, :8], torch.Generator().manual_seed(0))
     leaf = photographs[..., :8, :8].clone().requires_grad_()
     (gradient,) = torch.autograd.grad(module.reconstruct(leaf).sum(), leaf)
     assert torch.equal(gradient, torch.zeros_like(gradient))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from menet import models
+from menet import baselines, models
 from menet.defense import MENet
 from menet.errors import ConfigurationError
 from menet.estimators import USVT, MaskOnly, NuclearNorm, SoftImpute
@@ -22,8 +22,16 @@ DEFENSES: dict[str, Callable[[nn.Module], Preprocessed]] = {
     "soft-impute": lambda network: MENet(network, SoftImpute(), p=0.5),
     "tensor": lambda network: MENet(network, TensorEstimator(), masks=3),
     "mask only": lambda network: MENet(network, MaskOnly()),
+    "thermometer": lambda network: baselines.Thermometer(network, levels=5),
+    "total variation": lambda network: baselines.TotalVariation(network),
+    "pixel defend": lambda network: fitted(baselines.PixelDefend(network, levels=8, width=2, layers=0, steps=2)),
+    "bit depth": lambda network: baselines.BitDepth(network, bits=2),
+    "median": lambda network: baselines.MedianSmoothing(network),
+    "resize and pad": lambda network: baselines.ResizePad(network, smallest=0.5),
+    "discretise": lambda network: fitted(baselines.Discretise(network, colours=6)),
+    "jpeg": lambda network: baselines.JPEG(network),
 }
-RANDOM = set(DEFENSES)
+RANDOM = set(DEFENSES) - {"thermometer", "pixel defend", "bit depth", "median", "discretise", "jpeg"}
 """Those whose answers differ from call to call; a deterministic defense is left out here."""
 
 
@@ -36,10 +44,18 @@ class Little(nn.Module):
         self.head = nn.Linear(12, 4)
 
     def features(self, images: Tensor) -> Tensor:
-        return torch.tanh(self.hidden(images.flatten(1)))
+        # Codes of several channels for each of the image's are weighed by their place.
+        codes = images.unflatten(1, (3, -1))
+        weights = torch.linspace(1, 2, codes.shape[2], dtype=images.dtype)
+        return torch.tanh(self.hidden(torch.einsum("bckhw,k->bchw", codes, weights).flatten(1)))
 
     def forward(self, images: Tensor) -> Tensor:
         return self.head(self.features(images))
+
+
+def fitted(model: Preprocessed) -> Preprocessed:
+    generator = torch.Generator().manual_seed(0)
+    return model.fit(torch.rand(8, 3, 16, 16, generator=generator), generator)
 
 
 @pytest.fixture(params=DEFENSES, ids=lambda name: name.replace(" ", "-"))
@@ -71,7 +87,7 @@ def logits_of(model: nn.Module, images: Tensor, seed: int = 1) -> Tensor:
 def test_estimates_are_images_and_logits_are_logits(model, images, mode):
     model.train(mode)
     seen = model.reconstruct(images)
-    assert seen.shape == images.shape
+    assert seen.shape == (5, model.classifier_channels(3, model.settings()), 16, 16)
     assert seen.dtype == images.dtype
     assert float(seen.min()) >= 0
     assert float(seen.max()) <= 1
@@ -112,8 +128,8 @@ def test_bpda_takes_the_step_for_the_identity(model, images):
     view = model.with_gradient("bpda")
     model.reseed(4)
     leaf = images.clone().requires_grad_()
-    weight = torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
     seen = view.reconstruct(leaf)
+    weight = torch.randn(seen.shape, generator=torch.Generator().manual_seed(0))
     (gradient,) = torch.autograd.grad((seen * weight).sum(), leaf)
     # A defense may say what the step is taken for; then it is that map's gradient.
     other = images.clone().requires_grad_()
