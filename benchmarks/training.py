@@ -1,6 +1,6 @@
 """The share of an adversarial training step that the defense costs, measured side by side in one run.
 
-ResNet-18 on 32×32 colour images, PGD of 7 steps, fresh masks at each: the whole step, and within it the time spent
+ResNet-18 on 32×32 colour images, PGD of 7 steps, fresh masks at each: the whole step, and in it the time spent
 between an image and its estimate. Bars: nuclear norm ≤ 10 % (aim 5 %), USVT ≤ 2 %.
 """
 

@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 
 from torch import nn
 
+import menet.baselines  # noqa: F401 - registers the defenses that a configuration can name
 from menet.defense import MENet
 from menet.errors import ConfigurationError
 from menet.models import NETWORKS
