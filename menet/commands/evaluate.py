@@ -153,7 +153,7 @@ def show(records: dict[str, Records]) -> None:
                 table.add_row(f"top-{top} {meaning}", _words(clean), _words(attacked))
         for number in numbers:
             if number.images == "restarts":
-                table.add_row(f"top-1 over restarts, {number.criterion}", "", _words(number))
+                table.add_row(f"top-1 {number.criterion} over restarts", "", _words(number))
         console.print(table)
 
 

@@ -1,6 +1,7 @@
 """What commands work on, as users name it: a model and a dataset."""
 
 import importlib
+import inspect
 import json
 import os
 import sys
@@ -38,10 +39,18 @@ def model_of(name: str) -> tuple[nn.Module, str]:
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(f"{name!r} cannot be imported: {error}") from error
-    model = found if isinstance(found, nn.Module) else found()
+    model = found if isinstance(found, nn.Module) else _call(name, found)
     if not isinstance(model, nn.Module):
         raise ConfigurationError(f"{name!r} gave a {type(model).__name__}; accepted is a torch.nn.Module")
     return model.eval(), name
+
+
+def _call(name: str, factory: Any) -> Any:
+    try:
+        inspect.signature(factory).bind()
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"{name!r} cannot be called without arguments: {error}") from error
+    return factory()
 
 
 def dataset_of(

@@ -15,11 +15,11 @@ Criterion = Literal["single", "expected", "vote", "mean", "worst"]
 Images = Literal["clean", "adversarial"]
 
 CRITERIA: dict[Criterion, str] = {
-    "single": "under one fresh mask",
-    "expected": "mean over the scoring masks",
-    "vote": "majority of the scoring masks",
-    "mean": "by the mean logits over the scoring masks",
-    "worst": "right under every scoring mask",
+    "single": "one fresh mask",
+    "expected": "expected over masks",
+    "vote": "majority of masks",
+    "mean": "mean logits of masks",
+    "worst": "worst of the masks",
 }
 
 

@@ -69,7 +69,7 @@ def evaluate(
         raise ConfigurationError("attacks has the same words twice; each makes rows of its own")
     model.eval().to(device)
     range_of(settings.start, settings.stop, len(dataset))
-    masks = 1 if answers_alike(model, dataset.batch(slice(0, 2))[0].to(device)) else settings.masks
+    masks = 1 if answers_alike(model, dataset.batch(slice(0, 8))[0].to(device)) else settings.masks
     made = {"source": source, **description.of_machine(device)}
     clean: dict[int, list[dict[str, Any]]] = {}
     records = {}

@@ -1,0 +1,92 @@
+"""`menet evaluate` and `menet certify` on a run folder, as a user calls them."""
+
+import json
+
+import pytest
+import torch
+
+from menet import cli
+from menet.defense import MENet
+from menet.estimators import USVT
+from menet.evaluation import read_folder
+from menet.models import build, weights
+from menet.preprocessed import describe
+
+training = pytest.importorskip("menet.training", reason="needs menet.training to load a run")
+
+
+def make_run(folder, dataset, seed: int = 0):
+    network = build("small", dataset, generator=torch.Generator().manual_seed(seed))
+    model = MENet(network, USVT(), p=0.2)
+    header = {"architecture": weights.describe(network), "defense": describe(model)}
+    weights.save(folder / "best.safetensors", model.state_dict(), header)
+    (folder / "config.json").write_text(json.dumps({"dataset": "digits"}))
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path, digits):
+    (tmp_path / "run").mkdir()
+    return make_run(tmp_path / "run", digits)
+
+
+def evaluate(run, *words: str) -> int:
+    few = ("--stop", "8", "--batch", "4", "--masks", "3")
+    return cli.main(["evaluate", str(run), "--attacks", "fgsm", "pgd:steps=2,restarts=2", *few, *words])
+
+
+def test_evaluate_writes_rows_and_prints_accuracies(run, capsys):
+    assert evaluate(run, "--pictures", "1") == 0
+    told = capsys.readouterr().out
+    for words in ("clean", "under attack", "top-5", "worst of the masks", "hard over restarts", "fgsm"):
+        assert words in told
+    found = read_folder(run / "evaluation")
+    assert found.keys() == {"fgsm", "pgd:steps=2,restarts=2"}
+    assert found["fgsm"].evaluation["threat"]["epsilon"] == 0.3, "the paper's epsilon for digits"
+    assert len(found["fgsm"].rows) == 8
+    assert found["fgsm"].header["made"]["source"] == str(run)
+    assert len(json.loads((run / "evaluation" / "accuracies.json").read_text())["fgsm"]) == 20
+
+
+def test_processes_share_the_work_and_the_last_one_prints(run, capsys, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank, words in (("0", "still being made by others"), ("1", "under attack")):
+        monkeypatch.setenv("RANK", rank)
+        assert evaluate(run) == 0
+        assert words in capsys.readouterr().out
+
+
+def test_two_models_are_compared(run, tmp_path, digits, capsys):
+    (tmp_path / "other").mkdir()
+    other = make_run(tmp_path / "other", digits, seed=1)
+    assert evaluate(other) == 0
+    assert evaluate(run, "--against", str(other / "evaluation")) == 0
+    assert "McNemar p = " in capsys.readouterr().out
+
+
+def test_certify_prints_radii(run, capsys):
+    few = ("--stop", "6", "--selection", "5", "--estimation", "40", "--p", "0.1")
+    assert cli.main(["certify", str(run), *few]) == 0
+    told = capsys.readouterr().out
+    assert "p = 0.1" in told
+    assert "changed pixels" in told
+    (found,) = read_folder(run / "certificate-0.1").values()
+    assert len(found.rows) == 6
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["evaluate", "RUN", "--attacks", "magic"], "attack is 'magic'"),
+        (["evaluate", "RUN", "--epsilon", "big"], "epsilon is 'big'"),
+        (["evaluate", "RUN", "--device", "abacus"], "device is 'abacus'"),
+        (["evaluate", "RUN", "--data", "nowhere"], "nowhere"),
+        (["certify", "menet.models:build"], "cannot be called without arguments"),
+        (["certify", "torch.nn:Identity", "--data", "digits"], "certificates need a ME-Net"),
+    ],
+)
+def test_bad_use_is_one_line(run, capsys, words, message):
+    words = [str(run) if word == "RUN" else word for word in words]
+    assert cli.main(words) == 2
+    told = capsys.readouterr().err.strip()
+    assert message in told.splitlines()[-1]
