@@ -1,0 +1,74 @@
+"""`menet train` from the command line: what options mean, and one line where they cannot."""
+
+import json
+
+import pytest
+
+from menet.cli import main
+from menet.commands.train import Train
+from menet.training import TrainingConfig, recipes
+
+QUICK = ["--model", "small", "--limit", "32", "--batch", "16", "--epochs", "1", "--validation", "8"]
+
+
+def test_options_go_before_the_recipe():
+    config = Train(
+        "mnist", recipe="paper", defense="me-net", p=(0.2, 0.4), objective="adversarial", epochs=3
+    ).config()
+    assert config.epochs == 3
+    assert config.objective == "adversarial"
+    assert config.defense["p"] == [0.2, 0.4]
+    assert config.defense["estimator"]["name"] == "nuclear-norm"
+    assert (config.steps, config.step_size, config.milestones) == (40, 0.01, (100, 150))
+    assert Train("mnist").config() == recipes.mnist()
+
+
+def test_a_run_from_the_command_line(tmp_path, capsys):
+    out = tmp_path / "run"
+    options = ["--defense", "me-net", "--estimator", "usvt", "--p", "0.8", "1.0", "--out", str(out)]
+    assert main(["train", "digits", *QUICK, *options]) == 0
+    told = capsys.readouterr()
+    assert "test accuracy after the last epoch" in told.out
+    assert str(out / "best.safetensors") in told.out
+    assert "epoch 1 of 1: loss" in told.err
+    config = TrainingConfig.from_dict(json.loads((out / "config.json").read_text()))
+    assert config.defense["p"] == [0.8, 1.0]
+    assert main(["train", "digits", *QUICK, *options, "--seed", "4"]) == 2
+    assert "belongs to another run: seed is 4" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--defense", "me-net", "--estimator", "nuclear"], "did you mean 'nuclear-norm'"),
+        (["--defense", "me-net", "--p", "0.6", "0.4"], "p is"),
+        (["--epochs", "0"], "epochs is 0"),
+        (["--estimator", "usvt"], "only `--defense me-net` has"),
+        (["--defense", "me-net", "--settings", "[1]"], "settings is"),
+        (["--defense", "me-net", "--settings", "{"], "not JSON"),
+        (["--gradient", "exact"], "defense is 'none'"),
+        (["--defense", "wishful"], "accepted are"),
+        (["--recipe", "paper"], "recipe is 'paper'"),
+        (["--model", "lenet-6"], "model is 'lenet-6'"),
+        (["--save-seconds", "0"], "seconds is 0"),
+    ],
+)
+def test_what_cannot_work_ends_in_one_line(tmp_path, capsys, options, words):
+    assert main(["train", "digits", *options, "--out", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.startswith("menet train: ")
+    assert len(error.strip().splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("command", ["train", "prepare"])
+def test_help_teaches(capsys, command):
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "nuclear-norm" in told
+    if command == "train":
+        assert "menet train digits --defense me-net" in told
+        assert "torchrun" in told
