@@ -19,7 +19,7 @@ from menet.evaluation.records import shard_path
 from menet.models import Normalise
 
 THREAT = ThreatModel("linf", 0.2)
-KILLED = Settings(start=3, stop=43, batch=4, masks=5, seed=7, restart_masks=2, pictures=1, trace=True)
+KILLED = Settings(start=3, stop=63, batch=4, masks=5, seed=7, restart_masks=2, pictures=1, trace=True)
 RESTARTED = PGD(threat=THREAT, steps=3, restarts=2, eot=2)
 
 
@@ -86,6 +86,8 @@ def kill_and_resume(folder: Path, weights: Path, times: int) -> list[int]:
         before = file.stat().st_size if file.exists() else 0
         child = start(folder, weights)
         while not file.exists() or file.stat().st_size <= before:
+            if os.waitpid(child, os.WNOHANG) != (0, 0):
+                raise RuntimeError("the evaluation ended by itself before it could be killed")
             time.sleep(0.001)
         os.kill(child, signal.SIGKILL)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL

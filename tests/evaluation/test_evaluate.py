@@ -38,7 +38,7 @@ def whole(defended, digits, tmp_path_factory):
 
 
 def test_a_row_has_all_that_the_report_needs(whole):
-    assert [row["index"] for row in whole.rows] == list(range(3, 43))
+    assert [row["index"] for row in whole.rows] == list(range(3, 63))
     assert whole.missing == ()
     first = whole.rows[0]
     assert len(first["clean"]["predictions"]) == len(first["adversarial"]["ranks"]) == 5
@@ -62,7 +62,7 @@ def test_scoring_masks_are_fresh(whole, defended, digits):
     used = [seed for row in whole.rows for seed in row["seeds"].values()]
     per_row = [set(row["seeds"].values()) for row in whole.rows]
     assert all(len(seeds) == 3 for seeds in per_row)
-    batches = 11
+    batches = 16
     assert len(set(used)) == 3 * batches
     images, _ = digits.batch(slice(0, 4))
     masks = []
@@ -169,7 +169,7 @@ def test_killed_ten_times_and_resumed_it_ends_with_the_same_rows(whole, defended
     assert len(set(sizes)) == 10, "each session wrote something before it was killed"
     assert sizes[-1] < file.stat().st_size
     indices = [line.content["index"] for line in lines.read(file) if "index" in line.content]
-    assert sorted(indices) == list(range(3, 43))
+    assert sorted(indices) == list(range(3, 63))
     assert len(indices) == len(set(indices))
     assert plain(read(file)) == plain(whole)
 
