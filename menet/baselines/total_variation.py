@@ -20,19 +20,22 @@ from typing import Any, ClassVar
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.nn.functional import normalize
 
 from menet import masks
 from menet.chunks import in_chunks
 from menet.errors import ConfigurationError
 from menet.preprocessed import Gradient, Preprocessed
 
-TOLERANCE = 5e-4
+TOLERANCE = 1e-4
 MAX_ITERATIONS = 400
 # Found on CIFAR-10, where for λ = 0.03 they bring every objective within 1e-3 of the optimum in 30 iterations.
 STEP_OF_DIFFERENCES = 1.5  # in units of λ
 STEP_OF_RESIDUAL = 0.2
 RELAXATION = 1.6
-CHECK_EVERY = 10
+FIRST_CHECK = 15
+CHECK_EVERY = 5
+ELEMENTS = 256 * 32 * 32  # of a chunk: enough for calls not to be what is paid for
 
 State = tuple[Tensor, Tensor, Tensor]  # of the residual's copy of z, of row and of column differences
 
@@ -46,7 +49,7 @@ def total_variation(
 ) -> Float[Tensor, "*batch h w"]:
     """Each `(h, w)` re-estimated from the entries where `mask` is True; the others may hold anything, even NaN.
 
-    A problem stops when its objective has changed by less than the share `tol` in ten iterations. The gradient
+    A problem stops when its objective has changed by less than the share `tol` in five iterations. The gradient
     with respect to `x` is that of the minimiser, by the implicit function theorem. Where nothing was seen the
     estimate is zero.
     """
@@ -116,7 +119,7 @@ class _Minimise(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, x: Tensor, mask: Tensor, weight: float, tol: float, max_iter: int) -> Tensor:
         estimate, *state = in_chunks(
-            lambda x, mask: _solve(x, mask, weight, tol, max_iter), [x.contiguous(), mask.contiguous()]
+            lambda x, mask: _solve(x, mask, weight, tol, max_iter), [x.contiguous(), mask.contiguous()], ELEMENTS
         )
         context.save_for_backward(x, mask, *state)
         context.weight, context.max_iter = weight, max_iter
@@ -128,6 +131,7 @@ class _Minimise(torch.autograd.Function):
         (of_x,) = in_chunks(
             lambda *piece: (_adjoint(*piece, weight=context.weight, max_iter=context.max_iter),),
             [*context.saved_tensors, outgoing.contiguous()],
+            ELEMENTS,
         )
         return of_x, None, None, None, None
 
@@ -140,14 +144,19 @@ class _Problem:
         self.x, self.mask, self.weight = x / self.scale, mask.to(x.dtype), weight
         self.ratio = STEP_OF_RESIDUAL / (STEP_OF_DIFFERENCES * weight)
         self.bases, self.inverse = _cosine_basis(x, self.ratio)
+        self.spare = [torch.empty_like(x) for _ in range(3)]
+        self.spare += [torch.empty_like(x[:, 1:]), torch.empty_like(x[:, :, 1:])]
 
     def first(self) -> State:
+        """The start and its differences, longer by what the first step takes off."""
         z = self.start / self.scale
         rows, columns = z.diff(dim=-2), z.diff(dim=-1)
-        # Longer by what the first step cuts off, so that it begins with just these differences.
-        rows = rows + torch.nn.functional.normalize(rows, dim=-1) / STEP_OF_DIFFERENCES
-        columns = columns + torch.nn.functional.normalize(columns, dim=-2) / STEP_OF_DIFFERENCES
-        return z + (self.x - z) * self.mask, rows, columns
+        of_rows, of_columns = normalize(rows, dim=-1), normalize(columns, dim=-2)
+        return (
+            torch.lerp(z, self.x, self.mask),
+            rows + of_rows / STEP_OF_DIFFERENCES,
+            columns + of_columns / STEP_OF_DIFFERENCES,
+        )
 
     def step(self, state: State) -> tuple[Tensor, State]:
         """The estimate that `state` stands for, and the state after it.
@@ -168,34 +177,40 @@ class _Problem:
     def advance(self, state: State) -> Tensor:
         """`step` without gradients: the state after it takes the place of `state`.
 
-        Passes over memory are what an iteration costs, so each is spared that can be.
+        Passes over memory are what an iteration costs, new memory most of all: results go where there is some.
         """
         whole, rows, columns = state
-        cut = (whole - self.x).mul_(self.mask)
-        cut.mul_(_share_cut(cut.flatten(1).square().sum(-1)[:, None, None], 1 / STEP_OF_RESIDUAL))
-        of_rows = _share_cut(rows.square().sum(-1, keepdim=True), 1 / STEP_OF_DIFFERENCES)
-        of_columns = _share_cut(columns.square().sum(-2, keepdim=True), 1 / STEP_OF_DIFFERENCES)
-        right = torch.sub(whole, cut, alpha=2)
-        for part, share, dim in ((rows, of_rows, -2), (columns, of_columns, -1)):
-            reflected = part * (1 - 2 * share)
-            right.narrow(dim, 1, part.shape[dim]).add_(reflected, alpha=1 / self.ratio)
-            right.narrow(dim, 0, part.shape[dim]).sub_(reflected, alpha=1 / self.ratio)
-        z = self.join(right)
-        whole.mul_(1 - RELAXATION).add_(z.add(cut), alpha=RELAXATION)
-        for part, share, dim in ((rows, of_rows, -2), (columns, of_columns, -1)):
+        cut, spare, right, of_rows, of_columns = self.spare
+        torch.sub(whole, self.x, out=cut).mul_(self.mask)
+        size = torch.mul(cut, cut, out=spare).flatten(1).sum(-1)[:, None, None]
+        cut.mul_(_share_cut(size, 1 / STEP_OF_RESIDUAL))
+        torch.sub(whole, cut, alpha=2, out=right)
+        shares = []
+        for part, along, dim, room in ((rows, -1, -2, of_rows), (columns, -2, -1, of_columns)):
+            size = torch.mul(part, part, out=room).sum(along, keepdim=True)
+            shares.append(_share_cut(size, 1 / STEP_OF_DIFFERENCES))
+            torch.mul(part, (1 - 2 * shares[-1]) / self.ratio, out=room)
+            right.narrow(dim, 1, part.shape[dim]).add_(room)
+            right.narrow(dim, 0, part.shape[dim]).sub_(room)
+        z = self.join(right, spare)
+        whole.mul_(1 - RELAXATION).add_(z, alpha=RELAXATION).add_(cut, alpha=RELAXATION)
+        for part, share, dim in ((rows, shares[0], -2), (columns, shares[1], -1)):
             part.mul_(1 - RELAXATION + RELAXATION * share)
             part.add_(z.narrow(dim, 1, part.shape[dim]), alpha=RELAXATION)
             part.sub_(z.narrow(dim, 0, part.shape[dim]), alpha=RELAXATION)
         return z
 
-    def join(self, right: Tensor) -> Tensor:
-        """The z nearest to all three parts: (1 + DᵀD/ratio) z = right."""
-        left, across = self.bases
-        return left.mT @ ((left @ right @ across.mT) * self.inverse) @ across
+    def join(self, right: Tensor, spare: Tensor | None = None) -> Tensor:
+        """The z nearest to all three parts: (1 + DᵀD/ratio) z = right; with `spare` in the place of `right`."""
+        left, across = (basis.expand(len(right), -1, -1) for basis in self.bases)
+        inside = torch.bmm(torch.bmm(left, right, out=spare), across.mT, out=None if spare is None else right)
+        inside = inside * self.inverse if spare is None else inside.mul_(self.inverse)
+        return torch.bmm(torch.bmm(left.mT, inside, out=spare), across, out=None if spare is None else right)
 
     def keep(self, which: Tensor) -> None:
         """Go on with some of the problems only."""
         self.x, self.mask, self.scale = self.x[which], self.mask[which], self.scale[which]
+        self.spare = [part[: len(self.x)] for part in self.spare]
 
 
 def _solve(x: Tensor, mask: Tensor, weight: float, tol: float, max_iter: int) -> tuple[Tensor, ...]:
@@ -207,7 +222,7 @@ def _solve(x: Tensor, mask: Tensor, weight: float, tol: float, max_iter: int) ->
     before = torch.full_like(x[:, 0, 0], math.inf)
     for iteration in range(1, max_iter + 1):
         z = problem.advance(state)
-        if iteration % CHECK_EVERY == 0 or iteration == max_iter:
+        if (iteration >= FIRST_CHECK and iteration % CHECK_EVERY == 0) or iteration == max_iter:
             now = objective(z, problem.x, problem.mask > 0, weight)
             done = ((before - now).abs() <= tol * now) | (iteration == max_iter)
             for whole, part in zip(result, (z * problem.scale, *state), strict=True):
