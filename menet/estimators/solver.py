@@ -21,16 +21,14 @@ from torch import Tensor
 from menet import linalg
 from menet.chunks import in_chunks
 
-# Gradient steps before the first of Newton's, and between later attempts; Newton's steps per attempt.
+# Gradient steps before the first of Newton's, how often they decompose anew, and Newton's steps per attempt.
 FIRST_STEPS = 6
 EXACT_EVERY = 4
-LATER_STEPS = 8
 NEWTON_STEPS = 6
 # Conjugate gradients need not be exact inside Newton's method; for the gradient of the estimate they are.
 NEWTON_ITERATIONS = 5
 ADJOINT_ITERATIONS = 200
-# Far from the minimum the Hessian is trusted less, in proportion to the gradient (Levenberg and Marquardt).
-DAMPING = 6.0
+DAMPING = 4.0
 # The momentum begins as if some steps had been taken: the start is good, so there is a direction to trust.
 FIRST_MOMENTUM = 2.0
 _TINY = 1e-30
@@ -120,12 +118,13 @@ def _iterate(
     iterations = torch.full(x.shape[:1], max_iter, dtype=torch.long, device=x.device)
     index = torch.arange(len(x), device=x.device)
     unknown = local_average(x, mask) * problem.unseen
+    damping = x.new_full(x.shape[:1], DAMPING)
     used, steps = 0, FIRST_STEPS
     while True:
         steps = min(steps, max_iter - used - 1)
         unknown = _accelerate(problem, unknown, steps)
         used += steps
-        estimate, unknown, taken = _newton(problem, unknown, tol, min(NEWTON_STEPS, max_iter - used))
+        estimate, unknown, taken = _newton(problem, unknown, damping, tol, min(NEWTON_STEPS, max_iter - used))
         done = taken > 0
         used_up = used + NEWTON_STEPS >= max_iter
         result[index] = estimate
@@ -134,8 +133,9 @@ def _iterate(
         if used_up or not bool(left.any()):
             return result, iterations
         used += NEWTON_STEPS
-        problem, unknown, index = problem.of(left), unknown[left], index[left]
-        steps = LATER_STEPS
+        problem, unknown, index, damping = problem.of(left), unknown[left], index[left], damping[left]
+        # What Newton could not finish is far from its minimum in a flat valley: longer runs, shorter leaps.
+        steps, damping = 2 * steps, 8 * damping
 
 
 class _Problem(NamedTuple):
@@ -221,7 +221,9 @@ def _accelerate(problem: _Problem, unknown: Tensor, steps: int) -> Tensor:
     return unknown
 
 
-def _newton(problem: _Problem, unknown: Tensor, tol: float, steps: int) -> tuple[Tensor, Tensor, Tensor]:
+def _newton(
+    problem: _Problem, unknown: Tensor, damping: Tensor, tol: float, steps: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """Newton's steps by conjugate gradients. The estimate, the unknown, and at which step each block was done.
 
     A block whose gradient grew goes back to where it was, by a plain gradient step, and waits; 0 says not done.
@@ -247,9 +249,10 @@ def _newton(problem: _Problem, unknown: Tensor, tol: float, steps: int) -> tuple
         if not bool(go_on.all()):
             index, problem, derivative = index[go_on], problem.of(go_on), derivative.of(go_on)
             unknown, downhill = unknown[go_on], downhill[go_on]
-            size, length = size[go_on], length[go_on]
-        damping = DAMPING * (size / length)[:, None, None, None]
-        unknown = unknown + _solve_hessian(derivative, problem.unseen, downhill, NEWTON_ITERATIONS, 0.1, damping)
+            size, length, damping = size[go_on], length[go_on], damping[go_on]
+        # Far from the minimum the Hessian is trusted less, in proportion to the gradient (Levenberg, Marquardt).
+        added = (damping * size / length)[:, None, None, None]
+        unknown = unknown + _solve_hessian(derivative, problem.unseen, downhill, NEWTON_ITERATIONS, 0.1, added)
         before = size
     return estimate, settled, taken
 
@@ -340,6 +343,5 @@ def _duality_gap(
     scale = (threshold / norm.clamp(min=torch.finfo(norm.dtype).tiny)).clamp(max=1)[:, None, None, None]
     dual = (scale * residual * x - (scale * residual).square() / 2).sum((1, 2, 3))
     gap = (primal - dual).clamp(min=0) / primal.clamp(min=torch.finfo(primal.dtype).tiny)
-    precision = max(estimate.shape[-2:]) * 10 * torch.finfo(torch.float32).eps
-    rank = (values > precision * values.amax(1, keepdim=True)).sum(1)
+    rank = (values > 1e-6 * values.amax(1, keepdim=True)).sum(1)
     return gap, rank

@@ -10,7 +10,7 @@ from torch import Tensor
 from menet import estimators, masks
 
 # A call in double precision tight enough to compare, and how many trailing dimensions make one problem.
-TIGHT = {"tol": 1e-11, "max_iter": 20_000}
+TIGHT = {"tol": 1e-10, "max_iter": 2_000}
 ESTIMATORS = {
     "usvt": (estimators.USVT(), 2),
     "usvt-universal": (estimators.USVT(keep="universal"), 2),
@@ -25,11 +25,14 @@ ESTIMATORS = {
 every = pytest.mark.parametrize("name", ESTIMATORS)
 
 
-def problem(dimensions: int, *batch: int, seed: int = 0, p: float = 0.6, side: int = 6) -> tuple[Tensor, Tensor]:
+def problem(dimensions: int, *batch: int, seed: int = 0, p: float = 0.75, side: int = 6) -> tuple[Tensor, Tensor]:
+    """Noisy matrices of rank 2, well enough observed for their estimates to be unique."""
     generator = torch.Generator().manual_seed(seed)
     shape = (*batch, *((3,) if dimensions == 3 else ()), side, side + 3)
-    x = torch.rand(shape, generator=generator, dtype=torch.float64) * 2 - 1
-    return x, masks.bernoulli(shape, p, generator)
+    left = torch.rand(*shape[:-1], 2, generator=generator, dtype=torch.float64) - 0.5
+    right = torch.rand(*shape[:-2], 2, shape[-1], generator=generator, dtype=torch.float64) - 0.5
+    noise = torch.rand(shape, generator=generator, dtype=torch.float64) - 0.5
+    return 2 * left @ right + 0.5 * noise, masks.bernoulli(shape, p, generator)
 
 
 @every
@@ -46,16 +49,16 @@ def test_any_leading_dimensions(name: str, batch: tuple[int, ...]) -> None:
 @every
 def test_batching_changes_nothing(name: str) -> None:
     estimator, dimensions = ESTIMATORS[name]
-    x, mask = problem(dimensions, 70)
+    x, mask = problem(dimensions, 40)
     together = estimator(x, mask)
-    alone = torch.stack([estimator(x[i], mask[i]) for i in (0, 33, 69)])
-    torch.testing.assert_close(together[[0, 33, 69]], alone, rtol=0, atol=1e-8)
+    alone = torch.stack([estimator(x[i], mask[i]) for i in (0, 17, 39)])
+    torch.testing.assert_close(together[[0, 17, 39]], alone, rtol=0, atol=1e-8)
 
 
 @every
 def test_threads_and_chunks_change_nothing(name: str) -> None:
     estimator, dimensions = ESTIMATORS[name]
-    x, mask = problem(dimensions, 40)
+    x, mask = problem(dimensions, 12)
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(3)
@@ -69,8 +72,8 @@ def test_threads_and_chunks_change_nothing(name: str) -> None:
 
 
 @every
-@given(seed=st.integers(0, 2**32 - 1), p=st.floats(0.7, 1.0))
-@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), p=st.floats(0.8, 1.0))
+@settings(max_examples=8, deadline=None)
 def test_permuting_rows_commutes(name: str, seed: int, p: float) -> None:
     estimator, dimensions = ESTIMATORS[name]
     x, mask = problem(dimensions, seed=seed, p=p)

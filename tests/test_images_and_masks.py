@@ -1,0 +1,100 @@
+"""Image ⇄ matrix, and masks."""
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+
+from menet import images, linalg, masks
+
+
+@given(
+    batch=st.lists(st.integers(0, 3), max_size=2),
+    c=st.integers(1, 4),
+    h=st.integers(1, 6),
+    w=st.integers(1, 6),
+    channels=st.sampled_from(["joint", "separate"]),
+)
+@settings(max_examples=40, deadline=None)
+def test_an_image_survives_being_a_matrix(batch: list[int], c: int, h: int, w: int, channels: str) -> None:
+    image = torch.rand(*batch, c, h, w)
+    matrix = images.to_matrix(image, channels)
+    assert matrix.shape == ((*batch, h, c * w) if channels == "joint" else (*batch, c, h, w))
+    torch.testing.assert_close(images.to_image(matrix, image.shape, channels), image)
+
+
+def test_joint_puts_channels_side_by_side() -> None:
+    image = torch.stack([torch.full((2, 2), value) for value in (0.0, 0.5, 1.0)])
+    assert images.to_matrix(image)[0].tolist() == [-1, -1, 0, 0, 1, 1]
+
+
+def test_estimates_beyond_the_range_are_clipped() -> None:
+    assert images.to_image(torch.tensor([[-3.0, 3.0]]), (1, 1, 2)).flatten().tolist() == [0, 1]
+
+
+def test_unknown_layout_is_named() -> None:
+    with pytest.raises(Exception, match="channels"):
+        images.to_matrix(torch.rand(3, 2, 2), "stacked")  # type: ignore[arg-type]
+
+
+def test_the_papers_schedule() -> None:
+    expected = [0.60, 0.62, 0.64, 0.66, 0.68, 0.70, 0.72, 0.74, 0.76, 0.78]
+    assert masks.schedule(0.6, 0.8, 10) == pytest.approx(expected)
+    assert masks.schedule(0.5, 0.5, 1) == (0.5,)
+
+
+@given(seed=st.integers(0, 2**31), p=st.floats(0, 1))
+@settings(max_examples=20, deadline=None)
+def test_same_generator_same_mask(seed: int, p: float) -> None:
+    draw = [masks.bernoulli((3, 4, 5), p, torch.Generator().manual_seed(seed)) for _ in range(2)]
+    assert torch.equal(*draw)
+
+
+def test_a_mask_leaves_the_global_generator_alone(generator: torch.Generator) -> None:
+    before = torch.get_rng_state()
+    masks.bernoulli((10, 10), 0.5, generator)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_one_probability_per_image(generator: torch.Generator) -> None:
+    share = masks.bernoulli((3, 100, 100), torch.tensor([0.0, 0.3, 1.0]), generator).float().mean((1, 2))
+    assert share.tolist() == pytest.approx([0, 0.3, 1], abs=0.02)
+
+
+def test_a_bank_uses_its_probabilities_in_turn(generator: torch.Generator) -> None:
+    bank = masks.bank(5, (50, 50), [0.0, 1.0], generator)
+    assert bank.float().mean((1, 2)).tolist() == [0, 1, 0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    "call, named",
+    [
+        (lambda g: masks.bernoulli((2, 2), 1.5, g), "p is 1.5"),
+        (lambda g: masks.bernoulli((2, 2), -0.1, g), "p is -0.1"),
+        (lambda g: masks.bernoulli((2, 2), float("nan"), g), "p is nan"),
+        (lambda g: masks.bernoulli((2, 2), torch.tensor([0.1, 0.2, 0.3]), g), r"p has shape \(3,\)"),
+        (lambda g: masks.schedule(0.8, 0.6), "0.8→0.6"),
+        (lambda g: masks.schedule(0.6, 0.8, 0), "n is 0"),
+        (lambda g: masks.bank(0, (2, 2), 0.5, g), "count is 0"),
+    ],
+)
+def test_bad_masks_are_named(call: object, named: str, generator: torch.Generator) -> None:
+    with pytest.raises(ValueError, match=named):
+        call(generator)  # type: ignore[operator]
+
+
+@given(seed=st.integers(0, 2**31), energy=st.floats(0.05, 0.999))
+@settings(max_examples=20, deadline=None)
+def test_approximate_rank_is_the_fewest_that_hold_the_energy(seed: int, energy: float) -> None:
+    x = torch.randn(4, 6, 9, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    squares = torch.linalg.svdvals(x).square()
+    share = squares.cumsum(-1) / squares.sum(-1, keepdim=True)
+    for rank, held in zip(linalg.approximate_rank(x, energy).tolist(), share, strict=True):
+        assert held[rank - 1] >= energy - 1e-9
+        assert rank == 1 or held[rank - 2] < energy + 1e-9
+
+
+def test_approximate_rank_of_simple_matrices() -> None:
+    assert linalg.approximate_rank(torch.stack([torch.zeros(3, 5), torch.ones(3, 5)])).tolist() == [0, 1]
+    assert linalg.approximate_rank(torch.eye(10), 0.9).item() == 9
+    assert linalg.approximate_rank(torch.ones(0, 3, 5)).shape == (0,)
