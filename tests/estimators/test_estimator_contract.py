@@ -167,8 +167,9 @@ def test_thin_matrices(name: str, m: int, n: int) -> None:
 @every
 def test_exact_gradient(name: str) -> None:
     estimator, dimensions = ESTIMATORS[name]
-    x, mask = problem(dimensions, 3, p=0.7)
-    assert torch.autograd.gradcheck(lambda x: estimator(x, mask), x.requires_grad_(), atol=1e-5)
+    x, mask = problem(dimensions, 3)
+    x.requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: estimator(x, mask), x, atol=1e-5, fast_mode=True)
 
 
 @every

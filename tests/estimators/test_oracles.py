@@ -153,8 +153,11 @@ def test_exact_gradients_where_singular_values_repeat_or_vanish(values: tuple[fl
     mask = torch.ones_like(x, dtype=torch.bool)
     tight = {"tol": 1e-13, "max_iter": 3000}
     assert torch.autograd.gradcheck(lambda x: estimators.nuclear_norm(x, mask, **tight), x, atol=1e-5)
-    assert torch.autograd.gradcheck(lambda x: estimators.soft_impute(x, mask, 0.5, False, **tight), x, atol=1e-5)
-    assert torch.autograd.gradcheck(lambda x: estimators.tensor(x[None], mask, **tight), x, atol=1e-5)
+    for other in (
+        lambda x: estimators.soft_impute(x, mask, 0.5, False, **tight),
+        lambda x: estimators.tensor(x[None], mask, **tight),
+    ):
+        assert torch.autograd.gradcheck(other, x, atol=1e-5, fast_mode=True)
     # Dropping singular values is differentiable only where those kept differ from those dropped.
     kept = 3 if values == (3, 3, 3, 1, 1) else 2
     if values[kept - 1] != values[kept]:
