@@ -1,6 +1,7 @@
 """Where this process stands among those that `torchrun` started: one alone, on two cores or on many machines."""
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from menet.attacks import ThreatModel
 
 CPU = torch.device("cpu")
+PAUSE = 0.2
 
 
 @dataclass(frozen=True)
@@ -86,8 +88,30 @@ def joined() -> Iterator[Place]:
     if world == 1:
         yield Place(device=device)
         return
-    processes.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    store = _store_of_this_attempt()
+    if store is None:
+        processes.init_process_group(backend)
+    else:
+        processes.init_process_group(backend, store=store, rank=rank, world_size=world)
     try:
         yield Place(rank, world, device)
+        processes.barrier()
     finally:
+        # Gloo's threads need Python's lock to let go of their last tensors; destroying the group holds that lock
+        # while it waits for them: without this pause a process that has done its work may never end.
+        time.sleep(PAUSE)
         processes.destroy_process_group()
+
+
+def _store_of_this_attempt() -> processes.Store | None:
+    # torchrun on one machine keeps its store when it starts workers again, and processes that find the addresses
+    # of dead ones there wait for them in vain. Between machines restarts are counted by each on its own, so there
+    # the count is no common name (docs/training.md says what helps).
+    environment = os.environ
+    if environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return None
+    if environment.get("LOCAL_WORLD_SIZE") != environment["WORLD_SIZE"]:
+        return None
+    store = processes.TCPStore(environment["MASTER_ADDR"], int(environment["MASTER_PORT"]), is_master=False)
+    return processes.PrefixStore(f"menet/attempt/{environment['TORCHELASTIC_RESTART_COUNT']}", store)
