@@ -233,13 +233,14 @@ def _newton(
     taken = torch.zeros(len(unknown), dtype=torch.long, device=unknown.device)
     index = torch.arange(len(unknown), device=unknown.device)
     before = torch.full(unknown.shape[:1], torch.inf, dtype=unknown.dtype, device=unknown.device)
+    rounding = 4 * torch.finfo(unknown.dtype).eps
     for step in range(1, steps + 1):
         shrunk, derivative = problem.shrink(unknown)
         downhill = torch.addcmul(-unknown, shrunk, problem.unseen)
         size, length = norm(downhill, dim=(1, 2, 3)), norm(shrunk, dim=(1, 2, 3)).clamp(min=_TINY)
-        better = size < before
-        better |= size == 0
-        done = better & (size <= tol * length)
+        finished = size <= rounding * length
+        better = (size < before) | finished
+        done = finished | (better & (size <= tol * length))
         estimate[index[better]] = shrunk[better]
         settled[index[better]] = (unknown + downhill)[better]
         taken[index[done]] = step
