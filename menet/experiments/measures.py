@@ -1,0 +1,234 @@
+"""Jobs that measure something else than accuracy: ranks, reconstructions, features under attack, cost."""
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from menet import data
+from menet.data import Dataset
+from menet.defense import MENet
+from menet.evaluation.pictures import pack, unpack
+from menet.experiments.jobs import Evaluate, Job, Places, defense_words
+from menet.files import write_atomically
+from menet.images import to_matrix
+from menet.linalg import approximate_rank
+from menet.preprocessed import Preprocessed, rebuild
+from menet.training import load_model
+
+BATCH = 1024
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Measurement(Job):
+    """A job whose result is one JSON file."""
+
+    def result(self, places: Places) -> Any:
+        """What it measured."""
+        return json.loads((places.folder(self) / "result.json").read_text("utf-8"))
+
+    def run(self, folder: Path, places: Places) -> None:
+        write_atomically(folder / "result.json", json.dumps(self.measure(places)))
+
+    def measure(self, places: Places) -> Any:
+        """The result, as JSON values."""
+        raise TypeError(f"{type(self).__name__} does not say what it measures")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Ranks(Measurement):
+    """The approximate rank of a dataset's test images: the fewest singular values with 90 % of the energy."""
+
+    dataset: str
+    limit: int | None = None
+    energy: float = 0.9
+
+    kind: ClassVar[str] = "ranks"
+
+    @property
+    def needs(self) -> tuple[Job, ...]:
+        return ()
+
+    def content(self) -> dict[str, Any]:
+        return {"dataset": self.dataset, "limit": self.limit, "energy": self.energy}
+
+    def measure(self, places: Places) -> dict[str, Any]:
+        dataset = data.load(self.dataset, "test", places.data)
+        ranks = ranks_of(dataset, min(self.limit or len(dataset), len(dataset)), self.energy)
+        return {"dataset": dataset.name, "images": len(ranks), "histogram": ranks.bincount().tolist()}
+
+    def title(self) -> str:
+        return f"ranks of {self.dataset}"
+
+
+def ranks_of(dataset: Dataset, count: int, energy: float = 0.9) -> Int[Tensor, "n"]:
+    """The approximate rank of each of the first `count` images, on the [0,1] scale, channels side by side."""
+    ranks = []
+    for start in range(0, count, BATCH):
+        images, _ = dataset.batch(slice(start, min(start + BATCH, count)))
+        # The energy of an image is that of its pixels in [0,1]; `to_matrix` moves them to [-1,1].
+        ranks.append(approximate_rank((to_matrix(images, "joint") + 1) / 2, energy))
+    return torch.cat(ranks)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Reconstructions(Measurement):
+    """A few test images, masked with each p and estimated."""
+
+    dataset: str
+    defense: dict[str, Any]
+    """ME-Net; its p is replaced by each of `probabilities`."""
+    probabilities: tuple[float, ...] = (0.1, 0.3, 0.5, 0.7, 0.9)
+    examples: int = 2
+    seed: int = 0
+
+    kind: ClassVar[str] = "reconstructions"
+
+    @property
+    def needs(self) -> tuple[Job, ...]:
+        return ()
+
+    def content(self) -> dict[str, Any]:
+        return {
+            "dataset": self.dataset,
+            "defense": self.defense,
+            "probabilities": list(self.probabilities),
+            "examples": self.examples,
+            "seed": self.seed,
+        }
+
+    @torch.no_grad()
+    def measure(self, places: Places) -> dict[str, Any]:
+        dataset = data.load(self.dataset, "test", places.data)
+        images, _ = dataset.batch(slice(0, self.examples))
+        columns = []
+        for p in self.probabilities:
+            model = rebuild(nn.Identity(), {**self.defense, "p": p})
+            assert isinstance(model, MENet)
+            mask = model.sample_mask(images, torch.Generator().manual_seed(self.seed))
+            seen = model.eval().estimate(images, mask)
+            channels, height, width = images.shape[1:]
+            shown = mask.reshape(-1, height, channels, width).transpose(1, 2) if mask.ndim == 3 else mask
+            masked = torch.where(shown.expand_as(images), images, torch.zeros_like(images))
+            columns.append(
+                {
+                    "p": p,
+                    "masked": [pack(one) for one in masked],
+                    "estimate": [pack(one) for one in seen],
+                    "error": [(a - b).square().mean().sqrt().item() for a, b in zip(seen, images, strict=True)],
+                }
+            )
+        return {"originals": [pack(one) for one in images], "columns": columns}
+
+    def title(self) -> str:
+        return f"reconstructions of {self.dataset} by {self.defense['estimator']['name']}"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Features(Measurement):
+    """The vectors before the last layer for clean and attacked images, in two dimensions and by distance."""
+
+    attacked: Evaluate
+    """Its rows must hold pictures of the images to use."""
+    pairs: int = 20_000
+    """Most pairs of images whose distances are kept for each kind."""
+    seed: int = 0
+
+    kind: ClassVar[str] = "features"
+
+    @property
+    def needs(self) -> tuple[Job, ...]:
+        return (self.attacked,)
+
+    def content(self) -> dict[str, Any]:
+        return {"attacked": self.attacked.key, "pairs": self.pairs, "seed": self.seed}
+
+    @torch.no_grad()
+    def measure(self, places: Places) -> dict[str, Any]:
+        model: Any = load_model(places.folder(self.attacked.model) / "run")
+        rows = [row for row in self.attacked.records(places).rows if "pictures" in row]
+        labels = torch.tensor([row["label"] for row in rows])
+        found: dict[str, Any] = {"labels": labels.tolist()}
+        for name in ("clean", "adversarial"):
+            images = torch.stack([unpack(row["pictures"][name]["image"]) for row in rows])
+            if isinstance(model, Preprocessed):
+                model.reseed(self.seed)
+            vectors = torch.cat([model.features(part) for part in images.split(BATCH)]).double()
+            within, among = distances(vectors, labels, self.pairs, torch.Generator().manual_seed(self.seed))
+            plane = in_the_plane(vectors, self.seed)
+            found[name] = {"plane": plane, "within": within.tolist(), "among": among.tolist()}
+        return found
+
+    def title(self) -> str:
+        return f"features of {self.attacked.title()}"
+
+
+def distances(
+    vectors: Float[Tensor, "n d"], labels: Int[Tensor, "n"], pairs: int, generator: torch.Generator
+) -> tuple[Float[Tensor, "k"], Float[Tensor, "m"]]:
+    """Euclidean distances between images of one class, and of two; at most `pairs` of each, drawn at random."""
+    first, second = torch.triu_indices(len(labels), len(labels), 1)
+    same = labels[first] == labels[second]
+    kept = []
+    for kind in (same, ~same):
+        chosen = kind.nonzero().squeeze(1)
+        chosen = chosen[torch.randperm(len(chosen), generator=generator)[:pairs]]
+        kept.append((vectors[first[chosen]] - vectors[second[chosen]]).norm(dim=1))
+    return kept[0], kept[1]
+
+
+def in_the_plane(vectors: Float[Tensor, "n d"], seed: int) -> list[list[float]]:
+    """The vectors by t-SNE, as points (x, y)."""
+    from sklearn.manifold import TSNE
+
+    perplexity = min(30.0, max(2.0, (len(vectors) - 1) / 4))
+    points = TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(vectors.float().numpy())
+    return [[round(float(x), 3), round(float(y), 3)] for x, y in points]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Cost(Measurement):
+    """Seconds per image that a preprocessing takes on this machine, in a batch, by the best of a few rounds."""
+
+    dataset: str
+    defense: dict[str, Any]
+    batch: int = 128
+    rounds: int = 5
+
+    kind: ClassVar[str] = "cost"
+
+    @property
+    def needs(self) -> tuple[Job, ...]:
+        return ()
+
+    def content(self) -> dict[str, Any]:
+        return {"dataset": self.dataset, "defense": self.defense, "batch": self.batch, "rounds": self.rounds}
+
+    @torch.no_grad()
+    def measure(self, places: Places) -> dict[str, Any]:
+        dataset = data.load(self.dataset, "test", places.data)
+        images, _ = dataset.batch(slice(0, min(self.batch, len(dataset))))
+        model = rebuild(nn.Identity(), self.defense)
+        assert isinstance(model, Preprocessed)
+        model.fit(images, torch.Generator().manual_seed(0))
+        model.eval()
+        seconds = []
+        for number in range(self.rounds):
+            generator = torch.Generator().manual_seed(number)
+            began = time.perf_counter()
+            model.preprocess(images, generator)
+            seconds.append((time.perf_counter() - began) / len(images))
+        return {
+            "seconds": min(seconds),
+            "rounds": seconds,
+            "batch": len(images),
+            "threads": torch.get_num_threads(),
+        }
+
+    def title(self) -> str:
+        return f"cost of {defense_words(self.defense)} on {self.dataset}"

@@ -1,0 +1,1 @@
+"""One module per table; each has `plan()`, which returns it at the scale of the paper."""

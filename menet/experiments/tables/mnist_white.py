@@ -1,0 +1,15 @@
+"""MNIST: white-box attacks, with and without adversarial training."""
+
+from menet.experiments import rows
+from menet.experiments.paper import HIGH, LOW, LOWEST, MIDDLE, Training, model
+from menet.experiments.plan import Table
+
+
+def plan() -> Table:
+    cells = rows.white("Madry · Adv. train", model("mnist", "madry"), (40, 100, 1000))
+    kinds: tuple[tuple[str, Training], ...] = (("Prep.", "standard"), ("Prep. + Adv. train", "adversarial"))
+    for name, training in kinds:
+        for p in (HIGH, MIDDLE, LOW, LOWEST):
+            victim = model("mnist", "me-net", training, p)
+            cells += rows.white(f"ME-Net · {rows.words(p)} · {name}", victim, (40, 100, 1000))
+    return Table("table16", "MNIST, white-box", cells, "appendix mnist white")
