@@ -70,7 +70,7 @@ def test_gradient_is_the_minimisers(weight):
 
 
 def test_step_in_place_is_the_step(photographs):
-    x = photographs.flatten(0, 1).double()
+    x = photographs.flatten(0, 1).movedim(0, -1).double()
     mask = bernoulli(x.shape, 0.5, torch.Generator().manual_seed(0))
     problem = _Problem(x * mask, mask, 0.03)
     state = problem.first()
