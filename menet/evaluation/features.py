@@ -1,0 +1,78 @@
+"""The vectors before a network's last layer, for the images that an evaluation kept (t-SNE, class distances)."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+from torch import nn
+
+from menet.errors import RecordError
+from menet.evaluation import description, seeds
+from menet.evaluation.batches import reseed
+from menet.evaluation.pictures import unpack
+from menet.evaluation.records import Records, shard_path
+from menet.files import write_atomically
+
+SUFFIX = ".features.safetensors"
+_ARRAYS = ("labels", "clean", "adversarial")
+
+
+@dataclass(frozen=True)
+class Features:
+    """Penultimate vectors of clean images and of what one attack made of them, by example."""
+
+    label: str
+    """The attack."""
+    labels: np.ndarray
+    clean: np.ndarray
+    adversarial: np.ndarray
+
+
+@torch.no_grad()
+def features_of(model: nn.Module, records: Records, batch: int = 256) -> Features:
+    """The vectors of `model` for the pictures in `records`, under one fresh mask each.
+
+    `model` must have `features(images)`, as all networks of `menet.models` and their defenses do.
+    """
+    kept = [row for row in records.rows if "pictures" in row]
+    if not kept:
+        raise RecordError(
+            f"the records of {records.label!r} have no pictures; evaluate with some to have features"
+        )
+    if not hasattr(model, "features"):
+        raise RecordError(f"a {type(model).__name__} has no method `features`")
+    if description.weights_hash(model) != records.evaluation["model"]["weights"]:
+        raise RecordError(f"the records of {records.label!r} are of another model")
+    reseed(model, seeds.at(int(records.evaluation["seed"]), "pictures", records.label, 0))
+    vectors = {}
+    for kind in ("clean", "adversarial"):
+        images = torch.stack([unpack(row["pictures"][kind]["image"]) for row in kept])
+        found = [model.features(part) for part in images.split(batch)]  # type: ignore[operator]
+        vectors[kind] = torch.cat(found).float().numpy()
+    return Features(records.label, np.array([row["label"] for row in kept]), **vectors)
+
+
+def save_features(features: Features, folder: str | os.PathLike[str]) -> Path:
+    """Write the vectors beside the records they belong to."""
+    path = Path(str(shard_path(folder, features.label)).removesuffix(".rank0.jsonl") + SUFFIX)
+    arrays = {name: np.ascontiguousarray(getattr(features, name)) for name in _ARRAYS}
+    write_atomically(path, save(arrays, {"menet": json.dumps({"label": features.label})}))
+    return path
+
+
+def load_features(path: str | os.PathLike[str]) -> Features:
+    """The vectors that `save_features` wrote."""
+    try:
+        with safe_open(path, "np") as file:
+            label = json.loads(file.metadata()["menet"])["label"]
+            found = Features(str(label), *(file.get_tensor(name) for name in _ARRAYS))
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise RecordError(f"{path} does not hold features: {' '.join(str(error).split())}") from error
+    if not (found.labels.ndim == 1 and found.clean.shape == found.adversarial.shape and found.clean.ndim == 2):
+        raise RecordError(f"{path} holds features of shapes that do not belong together")
+    return found

@@ -1,0 +1,167 @@
+"""What a folder holds that a report can be made of: records, certificates, audits, features, notes."""
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from menet.errors import RecordError
+from menet.evaluation.certify import LABEL as CERTIFICATE
+from menet.evaluation.features import SUFFIX, Features, load_features
+from menet.evaluation.records import Records, read_folder
+
+NOTES = "report.json"
+RECONSTRUCTION = "reconstruction.png"
+KEPT_APART = ("evaluation", "records")
+"""Names of folders that say nothing of the model they are about; its own folder does."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One model and all that was measured of it."""
+
+    name: str
+    evaluations: dict[str, Records] = field(default_factory=dict)
+    certificate: Records | None = None
+    audit: dict[str, Any] | None = None
+    features: tuple[Features, ...] = ()
+
+    @property
+    def records(self) -> list[Records]:
+        """Everything of it that has a header."""
+        return [*self.evaluations.values(), *([self.certificate] if self.certificate else [])]
+
+
+@dataclass(frozen=True)
+class PaperNumber:
+    """A number of the paper, shown beside ours and never mixed with it."""
+
+    model: str
+    attack: str
+    """The label of the attack, or `clean`."""
+    accuracy: float
+    """From 0 to 1."""
+    where: str = ""
+
+
+@dataclass(frozen=True)
+class Notes:
+    """What people say about the numbers; nothing in it is measured."""
+
+    title: str = ""
+    introduction: tuple[str, ...] = ()
+    meaning: tuple[str, ...] = ()
+    names: dict[str, str] = field(default_factory=dict)
+    """Folder of a model, relative to that of the report → its name in tables; the order is theirs too."""
+    paper: tuple[PaperNumber, ...] = ()
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Collection:
+    """All that a report is made of."""
+
+    folder: Path
+    subjects: tuple[Subject, ...]
+    notes: Notes
+    reconstruction: bytes | None = None
+
+    @property
+    def damage(self) -> list[str]:
+        """Every line that could not be used."""
+        return [fault for subject in self.subjects for records in subject.records for fault in records.damage]
+
+
+def collect(
+    folder: str | os.PathLike[str], *, damaged: bool = False, notes: str | os.PathLike[str] | None = None
+) -> Collection:
+    """Read everything under `folder`; a model is a folder with records, or with `evaluation/` that has them.
+
+    `notes` is a file of notes in place of the folder's own.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise RecordError(f"{folder} is not a folder; a report is made of a folder of records")
+    if notes is not None and not Path(notes).is_file():
+        raise RecordError(f"{notes} is not a file of notes")
+    told = read_notes(folder / NOTES if notes is None else Path(notes))
+    found = {path.parent for path in folder.rglob("*.rank*.jsonl") if path.stat().st_size}
+    found |= {path.parent for path in folder.rglob("audit.json")}
+    groups: dict[Path, list[Path]] = {}
+    for place in sorted(found):
+        plain = place.name in KEPT_APART or place.name.partition("-")[0] == CERTIFICATE
+        owner = place.parent if plain and place != folder else place
+        groups.setdefault(owner, []).append(place)
+    if not groups:
+        raise RecordError(f"{folder} holds no records (*.rank*.jsonl) and no audit.json")
+    subjects = [_subject(folder, owner, places, told, damaged) for owner, places in groups.items()]
+    order = list(told.names.values())
+    subjects.sort(key=lambda one: order.index(one.name) if one.name in order else len(order))
+    picture = folder / RECONSTRUCTION
+    return Collection(folder, tuple(subjects), told, picture.read_bytes() if picture.is_file() else None)
+
+
+def read_notes(path: Path) -> Notes:
+    """The notes in `path`, or empty ones where there is no such file."""
+    if not path.is_file():
+        return Notes()
+    try:
+        content = json.loads(path.read_text())
+        return Notes(
+            title=str(content.get("title", "")),
+            introduction=tuple(map(str, content.get("introduction", ()))),
+            meaning=tuple(map(str, content.get("meaning", ()))),
+            names={str(key): str(value) for key, value in content.get("names", {}).items()},
+            paper=tuple(PaperNumber(**one) for one in content.get("paper", ())),
+            seconds=content.get("seconds"),
+        )
+    except (ValueError, TypeError, AttributeError) as error:
+        raise RecordError(f"{path} does not hold notes for a report: {error}") from error
+
+
+def _subject(folder: Path, owner: Path, places: list[Path], notes: Notes, damaged: bool) -> Subject:
+    relative = owner.relative_to(folder).as_posix()
+    evaluations: dict[str, Records] = {}
+    certificate: Records | None = None
+    audit: dict[str, Any] | None = None
+    features: list[Features] = []
+    for place in places:
+        if any(place.glob("*.rank*.jsonl")):
+            there = read_folder(place, damaged=damaged)
+            certificate = there.pop(CERTIFICATE, certificate)
+            evaluations.update({label: records for label, records in there.items() if records.rows})
+        if (place / "audit.json").is_file():
+            audit = _read_audit(place / "audit.json")
+        features += [load_features(path) for path in sorted(place.glob(f"*{SUFFIX}"))]
+    if certificate is not None and not certificate.rows:
+        certificate = None
+    evaluations = dict(sorted(evaluations.items(), key=lambda pair: _strength(pair[1])))
+    name = notes.names.get(relative, folder.resolve().name if relative == "." else relative)
+    return Subject(name, evaluations, certificate, audit, tuple(features))
+
+
+def _strength(records: Records) -> tuple[Any, ...]:
+    """An order for tables: transferred attacks first, then by size, masks per gradient and steps."""
+    attack = records.evaluation["attack"]
+    inner = attack["attack"] if isinstance(attack.get("attack"), dict) else attack
+    epsilon = (records.evaluation.get("threat") or {}).get("epsilon")
+    size = float(epsilon) if isinstance(epsilon, (int, float)) else float("inf")
+    return (
+        attack.get("kind") != "Transfer",
+        size,
+        int(inner.get("eot") or 1),
+        int(inner.get("steps") or 0),
+        records.label,
+    )
+
+
+def _read_audit(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text())
+        findings = content["findings"]
+        if not all({"name", "status", "meaning", "numbers"} <= finding.keys() for finding in findings):
+            raise ValueError("a finding lacks its name, status, meaning or numbers")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RecordError(f"{path} is not an audit: {error}") from error
+    return dict(content)

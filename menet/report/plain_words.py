@@ -1,0 +1,153 @@
+"""What the numbers of a report mean, in sentences; every number in them is computed from records."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from menet.evaluation.accuracy import Accuracy, accuracy
+from menet.evaluation.certify import certified_accuracies
+from menet.evaluation.compare import compare
+from menet.evaluation.records import Records
+from menet.report.collect import Collection, Subject
+from menet.report.words import attack_words, counted, percent, size
+
+BOUND = (
+    "Every accuracy under attack is an upper bound: a stronger attack can only lower it. "
+    "Only certified accuracies are proven."
+)
+
+
+def meaning(collection: Collection) -> list[str]:
+    """What was found, one paragraph per finding: each model, where its defense does not hold, what is proven."""
+    subjects = [subject for subject in collection.subjects if subject.evaluations]
+    reference = _reference(subjects)
+    paragraphs = [_of_subject(subject, reference) for subject in subjects]
+    paragraphs += [words for subject in subjects for words in _of_expectation(subject, reference)]
+    paragraphs += _of_strongest(subjects, reference)
+    paragraphs += [
+        _of_certificate(subject, subject.certificate) for subject in collection.subjects if subject.certificate
+    ]
+    if subjects:
+        paragraphs.append(BOUND)
+    return paragraphs
+
+
+def _reference(subjects: Sequence[Subject]) -> tuple[str, float] | None:
+    """The norm and size that most evaluations have; numbers of other sizes are for curves."""
+    found = Counter(
+        (threat["norm"], float(threat["epsilon"]))
+        for subject in subjects
+        for records in subject.evaluations.values()
+        if (threat := records.evaluation.get("threat")) and isinstance(threat["epsilon"], (int, float))
+    )
+    return found.most_common(1)[0][0] if found else None
+
+
+def _at(subject: Subject, reference: tuple[str, float] | None) -> list[Records]:
+    """The evaluations of a model at the reference size, all of them where there is none."""
+    chosen = []
+    for records in subject.evaluations.values():
+        threat = records.evaluation.get("threat") or {}
+        if reference is None or (threat.get("norm"), threat.get("epsilon")) == reference:
+            chosen.append(records)
+    return chosen or list(subject.evaluations.values())
+
+
+def strongest(evaluations: Sequence[Records]) -> Records:
+    """The evaluation with the lowest expected accuracy."""
+    return min(evaluations, key=lambda records: accuracy(records, "adversarial", "expected").value)
+
+
+def _of_subject(subject: Subject, reference: tuple[str, float] | None) -> str:
+    evaluations = _at(subject, reference)
+    worst = strongest(evaluations)
+    clean = _number(worst, "clean")
+    words = (
+        f"{subject.name}: {_told(clean)} of clean images are right. The strongest attack measured at "
+        f"{_size(worst)} ({attack_words(worst)}) leaves {_told(_number(worst))}."
+    )
+    transferred = [one for one in evaluations if one.evaluation["attack"].get("kind") == "Transfer"]
+    if transferred and worst not in transferred:
+        words += f" Images made on another network leave {_told(_number(strongest(transferred)))}."
+    return words
+
+
+def _of_expectation(subject: Subject, reference: tuple[str, float] | None) -> list[str]:
+    """How much following the gradient in expectation over masks takes away."""
+    white = [one for one in _at(subject, reference) if one.evaluation["attack"].get("kind") != "Transfer"]
+    single = [one for one in white if (one.evaluation["attack"].get("eot") or 1) == 1]
+    several = [one for one in white if (one.evaluation["attack"].get("eot") or 1) > 1]
+    if not single or not several:
+        return []
+    before, after = strongest(single), strongest(several)
+    first, second = _number(before), _number(after)
+    found = compare(before, after, criterion="single")
+    masks = after.evaluation["attack"]["eot"]
+    clear = found.p_value < 0.05
+    if second.value < first.value and clear:
+        verdict = "A number from one mask per gradient overstates this defense."
+    elif second.value > first.value and clear:
+        verdict = "The expectation finds less here, so the smaller number counts."
+    else:
+        verdict = f"On {found.examples} examples this difference may be chance (McNemar p = {found.p_value:.2g})."
+    return [
+        f"{subject.name} draws fresh masks, so an adversary can average over them. With one mask per gradient "
+        f"{_told(first)} remain, with {masks} masks {_told(second)}: "
+        f"{100 * (second.value - first.value):+.1f} points. {verdict}"
+    ]
+
+
+def _of_strongest(subjects: Sequence[Subject], reference: tuple[str, float] | None) -> list[str]:
+    """How models with a defense stand beside those without, each under its own strongest attack."""
+    plain = [one for one in subjects if not strongest(_at(one, reference)).evaluation["model"].get("defense")]
+    found = []
+    for subject in subjects:
+        if subject in plain:
+            continue
+        own = _number(strongest(_at(subject, reference)))
+        for other in plain:
+            theirs = _number(strongest(_at(other, reference)))
+            if own.low > theirs.high:
+                verdict = f"{subject.name} holds better than {other.name}"
+            elif own.high < theirs.low:
+                verdict = f"{subject.name} does not hold where {other.name} does"
+            else:
+                verdict = f"{subject.name} and {other.name} cannot be told apart"
+            found.append(
+                f"{verdict}, each under its strongest measured attack: {percent(own.value)} against "
+                f"{percent(theirs.value)}."
+            )
+    return found
+
+
+def _of_certificate(subject: Subject, records: Records) -> str:
+    found = certified_accuracies(records)
+    p = records.evaluation["p"]
+    proven = {radius: number for radius, number in found.items() if number.value > 0}
+    most = max(proven, default=-1)
+    if most < 1:
+        return (
+            f"{subject.name} observes {percent(p)} of the pixels, too many for the certificate: no example is "
+            "proven against even one changed pixel."
+        )
+    return (
+        f"{subject.name} observes {percent(p)} of the pixels. Proven: {_told(proven[1])} of the examples are "
+        f"right by vote and stay so whatever one pixel is changed to; the furthest any reaches is "
+        f"{counted(most, 'pixel')} ({percent(proven[most].value)}). That is about a few changed pixels, "
+        "not about small changes of all of them."
+    )
+
+
+def _number(records: Records, images: str = "adversarial") -> Accuracy:
+    alone = int(records.evaluation["scoring"]["masks"]) == 1
+    return accuracy(records, images, "vote" if alone else "expected")  # type: ignore[arg-type]
+
+
+def _told(number: Accuracy) -> str:
+    return f"{percent(number.value)} ({100 * number.low:.0f} – {100 * number.high:.0f})"
+
+
+def _size(records: Records) -> str:
+    threat = records.evaluation.get("threat")
+    if not threat:
+        return "no bound"
+    return f"{'ℓ∞' if threat['norm'] == 'linf' else 'ℓ2'} ε = {size(threat['epsilon'])}"
