@@ -198,9 +198,9 @@ def test_bpda_is_the_identity_backwards(name: str) -> None:
 def test_bad_input_is_named(name: str) -> None:
     estimator, dimensions = ESTIMATORS[name]
     x, mask = problem(dimensions, 2)
-    with pytest.raises(TypeError, match="x has dtype torch.int64"):
+    with pytest.raises(TypeError, match=r"x has dtype torch.int64"):
         estimator(x.long(), mask)
-    with pytest.raises(TypeError, match="mask has dtype torch.float64"):
+    with pytest.raises(TypeError, match=r"mask has dtype torch.float64"):
         estimator(x, mask.double())
     with pytest.raises(ValueError, match=r"mask has shape \(5,\)"):
         estimator(x, mask.flatten()[:5])
