@@ -75,14 +75,14 @@ def attack_range(
         for first in range(start - start % batch, stop, batch):
             end = min(first + batch, len(examples))
             images, labels = examples.batch(slice(first, end))
-            stream = derived_seed(seed, first)
+            # Two streams: with one, a random start would follow the masks the model is about to draw.
             if hasattr(model, "reseed"):
-                model.reseed(stream)
+                model.reseed(derived_seed(seed, first, "model"))
             result = attack(
                 model,
                 images.to(device),
                 labels.to(device),
-                generator=torch.Generator().manual_seed(stream),
+                generator=torch.Generator().manual_seed(derived_seed(seed, first, "attack")),
                 trace=trace,
             )
             part = slice(max(start, first) - first, min(stop, end) - first)
@@ -90,9 +90,9 @@ def attack_range(
             progress.advance(part.stop - part.start)
 
 
-def derived_seed(seed: int, place: int) -> int:
-    """A seed for one place of a run, unrelated to those of other places."""
-    return int.from_bytes(hashlib.sha256(f"{seed}:{place}".encode()).digest()[:7], "big")
+def derived_seed(seed: int, place: int, purpose: str) -> int:
+    """A seed for one place of a run and one purpose, unrelated to those of all others."""
+    return int.from_bytes(hashlib.sha256(f"{seed}:{place}:{purpose}".encode()).digest()[:7], "big")
 
 
 def _part_of(result: AttackResult, part: slice) -> AttackResult:
