@@ -76,13 +76,14 @@ def attack_range(
             end = min(first + batch, len(examples))
             images, labels = examples.batch(slice(first, end))
             # Two streams: with one, a random start would follow the masks the model is about to draw.
+            stream = derived_seed(seed, first)
             if hasattr(model, "reseed"):
-                model.reseed(derived_seed(seed, first, "model"))
+                model.reseed(derived_seed(stream, 0))
             result = attack(
                 model,
                 images.to(device),
                 labels.to(device),
-                generator=torch.Generator().manual_seed(derived_seed(seed, first, "attack")),
+                generator=torch.Generator().manual_seed(derived_seed(stream, 1)),
                 trace=trace,
             )
             part = slice(max(start, first) - first, min(stop, end) - first)
@@ -90,9 +91,9 @@ def attack_range(
             progress.advance(part.stop - part.start)
 
 
-def derived_seed(seed: int, place: int, purpose: str) -> int:
-    """A seed for one place of a run and one purpose, unrelated to those of all others."""
-    return int.from_bytes(hashlib.sha256(f"{seed}:{place}:{purpose}".encode()).digest()[:7], "big")
+def derived_seed(seed: int, place: int) -> int:
+    """A seed for one place of a run, unrelated to those of other places."""
+    return int.from_bytes(hashlib.sha256(f"{seed}:{place}".encode()).digest()[:7], "big")
 
 
 def _part_of(result: AttackResult, part: slice) -> AttackResult:
