@@ -28,6 +28,7 @@ COMMANDS = {
     "audit": Command("menet.commands.audit:Audit", "check a robustness number as a careful reviewer would"),
     "certify": Command("menet.commands.certify:Certify", "how many pixels cannot turn the vote over masks"),
     "report": Command("menet.commands.report:Report", "tables and figures of a folder of records, in one page"),
+    "reproduce": Command("menet.commands.reproduce:Reproduce", "the paper's tables and figures, measured anew"),
     "data list": Command("menet.commands.data_list:DataList", "which datasets there are, and which are here"),
     "data fetch": Command("menet.commands.data_get:DataFetch", "download a dataset from its publisher"),
     "data import": Command("menet.commands.data_get:DataImport", "take a dataset from files you have"),

@@ -31,11 +31,14 @@ JobKind = TypeVar("JobKind", bound="Job")
 
 @dataclass(frozen=True)
 class Places:
-    """Where things are: the folder of each job, and of the datasets. The device is no part of a key."""
+    """Where things are and on what jobs run; no part of any key."""
 
     root: Path
     data: Path | None = None
+    """Folder of the datasets; `MENET_DATA` or the user's cache folder if None."""
     device: str = "cpu"
+    threads: int = 1
+    """Of each job; results of one seed agree to the last bit only for one number of threads."""
 
     def folder(self, job: "Job") -> Path:
         """The folder that a job writes to and those that need it read from."""

@@ -1,4 +1,4 @@
-"""Jobs that measure something else than accuracy: ranks, reconstructions, features under attack, cost."""
+"""Jobs that measure something else than accuracy: ranks, reconstructions, vectors under attack, cost."""
 
 import json
 import time
@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from menet import data
 from menet.data import Dataset
 from menet.defense import MENet
-from menet.evaluation.pictures import pack, unpack
+from menet.evaluation.features import features_of, save_features
+from menet.evaluation.pictures import pack
 from menet.experiments.jobs import Evaluate, Job, Places, defense_words
 from menet.files import write_atomically
 from menet.images import to_matrix
@@ -130,65 +131,27 @@ class Reconstructions(Measurement):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Features(Measurement):
-    """The vectors before the last layer for clean and attacked images, in two dimensions and by distance."""
+class Vectors(Job):
+    """The vectors before the last layer, for clean images and for what an attack made of them."""
 
     attacked: Evaluate
     """Its rows must hold pictures of the images to use."""
-    pairs: int = 20_000
-    """Most pairs of images whose distances are kept for each kind."""
-    seed: int = 0
 
-    kind: ClassVar[str] = "features"
+    kind: ClassVar[str] = "vectors"
 
     @property
     def needs(self) -> tuple[Job, ...]:
         return (self.attacked,)
 
     def content(self) -> dict[str, Any]:
-        return {"attacked": self.attacked.key, "pairs": self.pairs, "seed": self.seed}
+        return {"attacked": self.attacked.key}
 
-    @torch.no_grad()
-    def measure(self, places: Places) -> dict[str, Any]:
-        model: Any = load_model(places.folder(self.attacked.model) / "run")
-        rows = [row for row in self.attacked.records(places).rows if "pictures" in row]
-        labels = torch.tensor([row["label"] for row in rows])
-        found: dict[str, Any] = {"labels": labels.tolist()}
-        for name in ("clean", "adversarial"):
-            images = torch.stack([unpack(row["pictures"][name]["image"]) for row in rows])
-            if isinstance(model, Preprocessed):
-                model.reseed(self.seed)
-            vectors = torch.cat([model.features(part) for part in images.split(BATCH)]).double()
-            within, among = distances(vectors, labels, self.pairs, torch.Generator().manual_seed(self.seed))
-            plane = in_the_plane(vectors, self.seed)
-            found[name] = {"plane": plane, "within": within.tolist(), "among": among.tolist()}
-        return found
+    def run(self, folder: Path, places: Places) -> None:
+        model = load_model(places.folder(self.attacked.model) / "run")
+        save_features(features_of(model, self.attacked.records(places)), folder)
 
     def title(self) -> str:
-        return f"features of {self.attacked.title()}"
-
-
-def distances(
-    vectors: Float[Tensor, "n d"], labels: Int[Tensor, "n"], pairs: int, generator: torch.Generator
-) -> tuple[Float[Tensor, "k"], Float[Tensor, "m"]]:
-    """Euclidean distances between images of one class, and of two; at most `pairs` of each, drawn at random."""
-    first, second = torch.triu_indices(len(labels), len(labels), 1)
-    same = labels[first] == labels[second]
-    kept = []
-    for kind in (same, ~same):
-        chosen = kind.nonzero().squeeze(1)
-        chosen = chosen[torch.randperm(len(chosen), generator=generator)[:pairs]]
-        kept.append((vectors[first[chosen]] - vectors[second[chosen]]).norm(dim=1))
-    return kept[0], kept[1]
-
-
-def in_the_plane(vectors: Float[Tensor, "n d"], seed: int) -> list[list[float]]:
-    """The vectors by t-SNE, as points (x, y)."""
-    from sklearn.manifold import TSNE
-
-    perplexity = min(30.0, max(2.0, (len(vectors) - 1) / 4))
-    points = TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(vectors.float().numpy())
-    return [[round(float(x), 3), round(float(y), 3)] for x, y in points]
+        return f"vectors of {self.attacked.title()}"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -7,7 +7,7 @@ from typing import Literal
 from menet.experiments import claims
 from menet.experiments.claims import Claim, Setting
 from menet.experiments.jobs import Certify, Evaluate, Job, transformed
-from menet.experiments.measures import Cost, Features, Ranks, Reconstructions
+from menet.experiments.measures import Cost, Ranks, Reconstructions, Vectors
 from menet.experiments.scale import Scale
 
 Criterion = Literal["expected", "vote", "hard"]
@@ -81,7 +81,7 @@ class Panel:
 
     title: str
     curves: tuple[tuple[str, tuple[Point, ...]], ...] = ()
-    sources: tuple[tuple[str, Ranks | Reconstructions | Features | Evaluate], ...] = ()
+    sources: tuple[tuple[str, Ranks | Reconstructions | Vectors | Evaluate], ...] = ()
 
     @property
     def jobs(self) -> tuple[Job, ...]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from menet.errors import ConfigurationError
 from menet.experiments.jobs import Certify, Evaluate, Job, Prepare, Train
-from menet.experiments.measures import Cost, Features, Ranks, Reconstructions
+from menet.experiments.measures import Cost, Ranks, Reconstructions, Vectors
 from menet.training import TrainingConfig, recipes
 
 
@@ -58,7 +58,7 @@ class Scale:
             return replace(job, dataset=self.dataset(job.dataset))
         if isinstance(job, Cost):
             return replace(job, dataset=self.dataset(job.dataset), batch=min(job.batch, self.images or job.batch))
-        if isinstance(job, Features):
+        if isinstance(job, Vectors):
             return job
         raise ConfigurationError(f"there is no scale for a job of the kind {job.kind!r}")
 

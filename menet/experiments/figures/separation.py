@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from menet.experiments.measures import Features
+from menet.experiments.measures import Vectors
 from menet.experiments.paper import HIGH, black_box, model
 from menet.experiments.plan import Figure, Form, Panel
 
@@ -23,5 +23,5 @@ def _figure(name: str, title: str, form: Form, label: str) -> Figure:
     panels = []
     for method, victim in (("Vanilla", model("cifar10", "vanilla")), ("ME-Net", model("cifar10", p=HIGH))):
         attacked = replace(black_box(victim, "PGD 40"), examples=EXAMPLES, pictures=EXAMPLES)
-        panels.append(Panel(method, sources=((method, Features(attacked=attacked)),)))
+        panels.append(Panel(method, sources=((method, Vectors(attacked=attacked)),)))
     return Figure(name, title, form, tuple(panels), "distance", label)

@@ -1,0 +1,153 @@
+"""Graphs of jobs: nothing finished is repeated, what was cut off goes on, and failures stay where they are."""
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from menet.errors import ConfigurationError
+from menet.experiments.jobs import Job, Places
+from menet.experiments.plan import graph
+from menet.experiments.runner import DONE, LOG, Local, Outcome, failures, finished
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Step(Job):
+    """Writes the sum of its own number and its needs'; counts how often it ran."""
+
+    number: int
+    after: tuple["Step", ...] = ()
+    trouble: str = field(default="", compare=False)
+    """What goes wrong while a file of this name lies in the root: `raise` or `die`."""
+
+    kind: ClassVar[str] = "step"
+
+    @property
+    def needs(self) -> tuple[Job, ...]:
+        return self.after
+
+    def content(self) -> dict[str, Any]:
+        return {"number": self.number, "after": [one.key for one in self.after]}
+
+    def run(self, folder: Path, places: Places) -> None:
+        runs = folder / "runs"
+        runs.write_text(runs.read_text() + "x" if runs.exists() else "x")
+        print(f"step {self.number} at work")
+        if self.trouble and (places.root / self.trouble).exists():
+            if self.trouble == "raise":
+                raise ConfigurationError(f"number is {self.number}, which is not liked")
+            (places.root / self.trouble).unlink()
+            os._exit(9)
+        total = self.number + sum(int((places.folder(one) / "sum").read_text()) for one in self.after)
+        (folder / "sum").write_text(str(total))
+
+    def title(self) -> str:
+        return f"step {self.number}"
+
+
+def diamond(trouble: str = "", left: int = 2) -> tuple[Step, Step, Step, Step]:
+    first = Step(number=1)
+    second, third = Step(number=left, after=(first,), trouble=trouble), Step(number=3, after=(first,))
+    return first, second, third, Step(number=4, after=(second, third))
+
+
+def run(jobs: tuple[Job, ...], places: Places, workers: int = 1) -> dict[str, Outcome]:
+    return Local(workers)(graph(jobs), places, lambda outcome: None)
+
+
+def times(job: Job, places: Places) -> int:
+    return len((places.folder(job) / "runs").read_text())
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Places:
+    return Places(tmp_path)
+
+
+def test_each_job_runs_once_and_never_again(places: Places) -> None:
+    jobs = diamond()
+    assert {one.status for one in run(jobs, places).values()} == {"done"}
+    assert (places.folder(jobs[3]) / "sum").read_text() == "11"
+    assert {one.status for one in run(jobs, places).values()} == {"kept"}
+    assert [times(job, places) for job in jobs] == [1, 1, 1, 1]
+
+
+def test_a_changed_setting_repeats_just_what_depends_on_it(places: Places) -> None:
+    run(diamond(), places)
+    changed = diamond(left=20)
+    outcomes = run(changed, places)
+    statuses = [outcomes[job.key].status for job in changed]
+    assert statuses == ["kept", "done", "kept", "done"]
+    assert (places.folder(changed[3]) / "sum").read_text() == "29"
+
+
+def test_a_failed_job_stops_only_what_needs_it_and_is_reported_with_its_log(places: Places) -> None:
+    (places.root / "raise").touch()
+    first, second, third, last = diamond("raise")
+    outcomes = run((first, second, third, last), places)
+    assert [outcomes[job.key].status for job in (first, second, third, last)] == [
+        "done",
+        "failed",
+        "done",
+        "blocked",
+    ]
+    (failed,) = failures(outcomes)
+    assert "not liked" in failed.message
+    assert "step 2 at work" in (failed.log or Path()).read_text()
+    assert "Traceback" in (failed.log or Path()).read_text()
+    assert outcomes[last.key].message == "step 2 failed"
+    (places.root / "raise").unlink()
+    repaired = run((first, second, third, last), places)
+    assert [repaired[job.key].status for job in (first, second, third, last)] == ["kept", "done", "kept", "done"]
+
+
+def test_a_job_that_was_cut_off_is_not_done(places: Places) -> None:
+    jobs = diamond()
+    run(jobs, places)
+    (places.folder(jobs[1]) / DONE).unlink()
+    assert finished(jobs[1], places) is None
+    assert run(jobs, places)[jobs[1].key].status == "done"
+    assert times(jobs[1], places) == 2
+    marker = places.folder(jobs[2]) / DONE
+    marker.write_text(json.dumps({"key": "of another job", "seconds": 1}))
+    assert finished(jobs[2], places) is None
+    marker.write_text('{"key": "torn')
+    assert finished(jobs[2], places) is None
+
+
+def test_processes_side_by_side_end_alike_although_one_dies(places: Places) -> None:
+    (places.root / "die").touch()
+    jobs = diamond("die")
+    outcomes = run(jobs, places, workers=2)
+    assert {one.status for one in outcomes.values()} == {"done"}
+    assert (places.folder(jobs[3]) / "sum").read_text() == "11"
+    assert times(jobs[1], places) == 2
+
+
+def test_ray_gives_what_one_process_gives(places: Places, tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="needs the extra: pip install 'menet[ray]'")
+    from menet.experiments.ray_engine import Ray
+
+    (places.root / "die").touch()
+    jobs = diamond("die")
+    outcomes = Ray(cpus=2)(graph(jobs), places, lambda outcome: None)
+    assert {one.status for one in outcomes.values()} == {"done"}
+    alone = Places(tmp_path / "alone")
+    run(jobs, alone)
+    for job in jobs:
+        assert (places.folder(job) / "sum").read_text() == (alone.folder(job) / "sum").read_text()
+
+
+def test_the_log_is_in_the_jobs_folder(places: Places) -> None:
+    jobs = diamond()
+    run(jobs, places)
+    assert (places.folder(jobs[0]) / LOG).read_text() == "step 1 at work\n"
+    assert json.loads((places.folder(jobs[0]) / "job.json").read_text())["title"] == "step 1"
+
+
+def test_no_workers_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="accepted are"):
+        Local(0)
