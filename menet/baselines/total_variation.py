@@ -116,8 +116,11 @@ class TotalVariation(Preprocessed):
 class _Minimise(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, x: Tensor, mask: Tensor, weight: float, tol: float, max_iter: int) -> Tensor:
+        states = context.needs_input_grad[0]
         estimate, *state = in_chunks(
-            lambda x, mask: _solve(x, mask, weight, tol, max_iter), [x.contiguous(), mask.contiguous()], ELEMENTS
+            lambda x, mask: _solve(x, mask, weight, tol, max_iter, states),
+            [x.contiguous(), mask.contiguous()],
+            ELEMENTS,
         )
         context.save_for_backward(x, mask, *state)
         context.weight, context.max_iter = weight, max_iter
@@ -232,14 +235,17 @@ class _Problem:
         self.room = [self.x.new_empty(shape) for shape in shapes]
 
 
-def _solve(x: Tensor, mask: Tensor, weight: float, tol: float, max_iter: int) -> tuple[Tensor, ...]:
-    """The estimates, and the states they stand for on the common scale, the batch again in front."""
+def _solve(
+    x: Tensor, mask: Tensor, weight: float, tol: float, max_iter: int, states: bool = True
+) -> tuple[Tensor, ...]:
+    """The estimates and, if asked for, the states they stand for on the common scale, batch first again."""
     problem = _Problem(_batch_last(x), _batch_last(mask), weight)
     state = problem.first()
-    result = tuple(torch.empty_like(part) for part in (problem.x, *state))
+    found = [torch.zeros_like(part) for part in ((problem.x, *state) if states else (problem.x,))]
+    result = [torch.empty_like(part) for part in found]
     index = torch.arange(len(x), device=x.device)
     running = torch.ones_like(index, dtype=torch.bool)
-    # A problem with flat parts may stand still for a while far from its end, so several pauses must agree.
+    # A problem with flat parts may stand still for a while far from its end, so several checks must agree.
     seen = x.new_full((CHECKS, len(x)), math.inf)
     for iteration in range(1, max_iter + 1):
         z = problem.advance(state)
@@ -255,16 +261,19 @@ def _solve(x: Tensor, mask: Tensor, weight: float, tol: float, max_iter: int) ->
         done = running if last else running & calm
         if not bool(done.any()):
             continue
-        for whole, part in zip(result, (z * problem.scale, *state), strict=True):
-            whole[..., index[done]] = part[..., done]
+        found = [torch.where(done, new, old) for new, old in zip((z, *state), found, strict=False)]
         running = running & ~done
         remaining = int(running.sum())
-        if not remaining:
-            break
         # Copying the chunk to leave out a few would cost more than carrying them along.
-        if remaining <= 0.7 * len(running):
+        if remaining <= 0.6 * len(running):
+            found[0] *= problem.scale
+            for whole, part in zip(result, found, strict=True):
+                whole[..., index] = part
+            if not remaining:
+                break
             problem.keep(running)
             index, seen = index[running], seen[:, running]
+            found = [part[..., running] for part in found]
             state = (state[0][..., running], state[1][..., running], state[2][..., running])
             running = torch.ones_like(index, dtype=torch.bool)
     return tuple(part.movedim(-1, 0).contiguous() for part in result)
