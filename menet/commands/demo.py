@@ -54,7 +54,7 @@ class Demo:
 
         console.print("[bold]1. Real images, masked and estimated by every method[/bold]")
         with replacing(self.out / RECONSTRUCTION) as temporary:
-            reconstruction(self.seed).savefig(temporary, format="png", dpi=110)
+            reconstruction(self.seed).savefig(temporary, format="png", dpi=160)
         write_atomically(work / RECONSTRUCTION, (self.out / RECONSTRUCTION).read_bytes())
         console.print(f"picture: {self.out / RECONSTRUCTION}")
 

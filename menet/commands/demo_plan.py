@@ -88,7 +88,7 @@ class Plan:
         return (
             f"{rough}The networks are small and the images are digits, so no number here stands beside one of "
             f"the paper. A certificate needs a small p: it is given for a second ME-Net, which observes "
-            f"{100 * LOW_P:.0f} % of the pixels.",
+            f"{100 * LOW_P:.0f}% of the pixels.",
         )
 
 

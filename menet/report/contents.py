@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 from menet.report import embedding, figures, series, tables
 from menet.report.collect import Collection, Subject
 from menet.report.pictures import portraits
-from menet.report.plain_words import meaning
+from menet.report.plain_words import at_threat, common_threat, meaning
+from menet.report.style import styled
 from menet.report.tables import Cell, Table
 from menet.report.words import attack_words, duration, model_words, threat_words
 
@@ -109,13 +110,17 @@ def _curves(collection: Collection) -> Section | None:
     ]
     votes: list[series.Series] = []
     losses: list[series.Series] = []
+    # Other sizes of the change are points of the curves above; here they would only crowd.
+    threat = common_threat(collection.subjects)
     for subject in collection.subjects:
-        for records in subject.evaluations.values():
-            # Sizes other than the first are points of the sweep above; here they would only crowd.
-            name = f"{subject.name}, {attack_words(records)}, {threat_words(records.evaluation)}"
-            for found, curve in ((votes, series.voting(records)), (losses, series.losses(records))):
-                if curve is not None:
-                    found.append(series.Series(name, curve.points))
+        for records in at_threat(subject, threat):
+            name = f"{subject.name}, {attack_words(records)}"
+            voted, loss = series.voting(records), series.losses(records)
+            if voted is not None:
+                votes.append(series.Series(name, voted.points))
+            # The loss of a transferred attack is that of its source.
+            if loss is not None and records.evaluation["attack"].get("kind") != "Transfer":
+                losses.append(series.Series(name, loss.points))
     if votes:
         caption = "Accuracy of the vote, by how many masks vote"
         pictures.append(Picture("accuracy-votes", caption, figures.votes(votes[:8])))
@@ -250,6 +255,9 @@ def _numbers(value: Any) -> str:
 
 def _drawn(figure: Figure, kind: str, dpi: float | None = None) -> bytes:
     target = io.BytesIO()
-    # Without the date the same records give the same file.
-    figure.savefig(target, format=kind, dpi=dpi or "figure", metadata={"Date": None} if kind == "svg" else None)
+    # Without the date, and with the style's salt, the same records give the same file.
+    with styled():
+        figure.savefig(
+            target, format=kind, dpi=dpi or "figure", metadata={"Date": None} if kind == "svg" else None
+        )
     return target.getvalue()

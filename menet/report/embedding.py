@@ -21,7 +21,7 @@ def t_sne(named: Sequence[tuple[str, Features]], seed: int = 0) -> Figure:
     from sklearn.manifold import TSNE
 
     with styled():
-        figure = sheet(5.6, 2.75 * len(named) + 0.4)
+        figure = sheet(4.8, 2.5 * len(named) + 0.4)
         places = figure.subplots(len(named), 2, squeeze=False)
         classes: set[int] = set()
         for row, (name, features) in enumerate(named):
@@ -33,7 +33,7 @@ def t_sne(named: Sequence[tuple[str, Features]], seed: int = 0) -> Figure:
                 tool = TSNE(perplexity=perplexity, init="pca", random_state=seed, max_iter=500, n_jobs=1)
                 spots = tool.fit_transform(vectors)
                 place = places[row, column]
-                place.scatter(*spots.T, s=9, c=[_class_colour(label) for label in labels], linewidths=0)
+                place.scatter(*spots.T, s=9, c=[_class_colour(label) for label in labels.tolist()], linewidths=0)
                 place.set_title(f"{name}\n{'clean' if kind == 'clean' else 'attacked'}", fontsize=10)
                 place.set_xticks([])
                 place.set_yticks([])
@@ -50,7 +50,7 @@ def distances(named: Sequence[tuple[str, Features]]) -> Figure:
     different classes: what can be compared is how far the two curves of a network lie apart.
     """
     with styled():
-        figure = sheet(5.6, 6.2)
+        figure = sheet(4.8, 4.6 + 0.4 * len(named))
         places = figure.subplots(2, 1, sharex=True)
         for place, kind in zip(places, ("clean", "adversarial"), strict=True):
             for position, (name, features) in enumerate(named):

@@ -35,20 +35,22 @@ def portraits(records: Records, most: int = 4) -> Figure | None:
         "adversarial_seen": "adversarial,\nestimated",
     }
     with styled():
-        figure = sheet(1.28 * len(columns), 1.62 * len(rows) + 0.45)
+        # Five columns are shown as wide as three, so their words are larger.
+        words_size = 11 if seen else 9
+        figure = sheet(1.28 * len(columns), 1.52 * len(rows) + 0.45)
         places = figure.subplots(len(rows), len(columns), squeeze=False)
-        for line, row in zip(places, rows, strict=True):
-            for place, column in zip(line, columns, strict=True):
+        for position, row in enumerate(rows):
+            for place, column in zip(places[position], columns, strict=True):
                 show_image(place, _image(row["pictures"], column, scale))
-                if line is places[0]:
-                    place.set_title(titles[column], fontsize=10, loc="center")
+                if position == 0:
+                    place.set_title(titles[column], fontsize=words_size, loc="center")
                 if column in row["pictures"]:
                     answer = row["pictures"][column]
                     wrong = answer["prediction"] != row["label"]
                     words = f"{_name(names, answer['prediction'])}  {answer['probability']:.0%}"
-                    place.set_xlabel(words, fontsize=9, labelpad=3, color=WRONG if wrong else INK)
+                    place.set_xlabel(words, fontsize=words_size, labelpad=3, color=WRONG if wrong else INK)
                 else:
-                    place.set_xlabel(f"is {_name(names, row['label'])}", fontsize=9, labelpad=3)
+                    place.set_xlabel(f"is {_name(names, row['label'])}", fontsize=words_size, labelpad=3)
     return figure
 
 

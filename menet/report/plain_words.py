@@ -8,7 +8,7 @@ from menet.evaluation.certify import certified_accuracies
 from menet.evaluation.compare import compare
 from menet.evaluation.records import Records
 from menet.report.collect import Collection, Subject
-from menet.report.words import attack_words, counted, percent, size
+from menet.report.words import attack_words, counted, percent, signed, size
 
 BOUND = (
     "Every accuracy under attack is an upper bound: a stronger attack can only lower it. "
@@ -19,7 +19,7 @@ BOUND = (
 def meaning(collection: Collection) -> list[str]:
     """What was found, one paragraph per finding: each model, where its defense does not hold, what is proven."""
     subjects = [subject for subject in collection.subjects if subject.evaluations]
-    reference = _reference(subjects)
+    reference = common_threat(subjects)
     paragraphs = [_of_subject(subject, reference) for subject in subjects]
     paragraphs += [words for subject in subjects for words in _of_expectation(subject, reference)]
     paragraphs += _of_strongest(subjects, reference)
@@ -31,7 +31,7 @@ def meaning(collection: Collection) -> list[str]:
     return paragraphs
 
 
-def _reference(subjects: Sequence[Subject]) -> tuple[str, float] | None:
+def common_threat(subjects: Sequence[Subject]) -> tuple[str, float] | None:
     """The norm and size that most evaluations have; numbers of other sizes are for curves."""
     found = Counter(
         (threat["norm"], float(threat["epsilon"]))
@@ -42,7 +42,7 @@ def _reference(subjects: Sequence[Subject]) -> tuple[str, float] | None:
     return found.most_common(1)[0][0] if found else None
 
 
-def _at(subject: Subject, reference: tuple[str, float] | None) -> list[Records]:
+def at_threat(subject: Subject, reference: tuple[str, float] | None) -> list[Records]:
     """The evaluations of a model at the reference size, all of them where there is none."""
     chosen = []
     for records in subject.evaluations.values():
@@ -58,7 +58,7 @@ def strongest(evaluations: Sequence[Records]) -> Records:
 
 
 def _of_subject(subject: Subject, reference: tuple[str, float] | None) -> str:
-    evaluations = _at(subject, reference)
+    evaluations = at_threat(subject, reference)
     worst = strongest(evaluations)
     clean = _number(worst, "clean")
     words = (
@@ -73,7 +73,7 @@ def _of_subject(subject: Subject, reference: tuple[str, float] | None) -> str:
 
 def _of_expectation(subject: Subject, reference: tuple[str, float] | None) -> list[str]:
     """How much following the gradient in expectation over masks takes away."""
-    white = [one for one in _at(subject, reference) if one.evaluation["attack"].get("kind") != "Transfer"]
+    white = [one for one in at_threat(subject, reference) if one.evaluation["attack"].get("kind") != "Transfer"]
     single = [one for one in white if (one.evaluation["attack"].get("eot") or 1) == 1]
     several = [one for one in white if (one.evaluation["attack"].get("eot") or 1) > 1]
     if not single or not several:
@@ -92,20 +92,22 @@ def _of_expectation(subject: Subject, reference: tuple[str, float] | None) -> li
     return [
         f"{subject.name} draws fresh masks, so an adversary can average over them. With one mask per gradient "
         f"{_told(first)} remain, with {masks} masks {_told(second)}: "
-        f"{100 * (second.value - first.value):+.1f} points. {verdict}"
+        f"{signed(100 * (second.value - first.value))} points. {verdict}"
     ]
 
 
 def _of_strongest(subjects: Sequence[Subject], reference: tuple[str, float] | None) -> list[str]:
     """How models with a defense stand beside those without, each under its own strongest attack."""
-    plain = [one for one in subjects if not strongest(_at(one, reference)).evaluation["model"].get("defense")]
+    plain = [
+        one for one in subjects if not strongest(at_threat(one, reference)).evaluation["model"].get("defense")
+    ]
     found = []
     for subject in subjects:
         if subject in plain:
             continue
-        own = _number(strongest(_at(subject, reference)))
+        own = _number(strongest(at_threat(subject, reference)))
         for other in plain:
-            theirs = _number(strongest(_at(other, reference)))
+            theirs = _number(strongest(at_threat(other, reference)))
             if own.low > theirs.high:
                 verdict = f"{subject.name} holds better than {other.name}"
             elif own.high < theirs.low:
@@ -143,7 +145,7 @@ def _number(records: Records, images: str = "adversarial") -> Accuracy:
 
 
 def _told(number: Accuracy) -> str:
-    return f"{percent(number.value)} ({100 * number.low:.0f} – {100 * number.high:.0f})"
+    return f"{percent(number.value)} ({100 * number.low:.0f}–{100 * number.high:.0f})"
 
 
 def _size(records: Records) -> str:

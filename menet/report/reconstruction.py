@@ -26,7 +26,7 @@ def grid(
         if column.shape != images.shape:
             raise ConfigurationError(f"{name} has shape {tuple(column.shape)}, the images {tuple(images.shape)}")
     rows, (height, width) = len(images), images.shape[-2:]
-    cell = 1.35
+    cell = 1.05
     with styled():
         figure = sheet(cell * len(columns), (cell * height / width + 0.12) * rows + (0.7 if title else 0.4))
         places = figure.subplots(rows, len(columns), squeeze=False)
@@ -35,7 +35,7 @@ def grid(
                 place = places[row, position]
                 show_image(place, column[row])
                 if row == 0:
-                    place.set_title(name.replace("-", " "), fontsize=10, loc="center")
+                    place.set_title(name.replace("-", " "), fontsize=9.5, loc="center")
                 if name in estimates:
                     error = (column[row].double() - images[row].double()).square().mean().sqrt().item()
                     place.set_xlabel(f"error {error:.3f}", fontsize=8, labelpad=2, color=FAINT)
@@ -46,10 +46,10 @@ def grid(
 
 def show_image(place: Axes, image: Float[Tensor, "c h w"]) -> None:
     """Draw one image on [0,1], pixel by pixel, without axes."""
-    pixels = image.detach().cpu().clamp(0, 1)
+    pixels = image.detach().cpu().clamp(0, 1).numpy()
     gray = len(pixels) == 1
     place.imshow(
-        pixels[0] if gray else pixels.permute(1, 2, 0),
+        pixels[0] if gray else pixels.transpose(1, 2, 0),
         cmap="gray" if gray else None,
         vmin=0,
         vmax=1,

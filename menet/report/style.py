@@ -45,7 +45,7 @@ def styled() -> Iterator[None]:
         yield
 
 
-def sheet(width: float = 5.6, height: float = 3.6) -> Figure:
+def sheet(width: float = 4.8, height: float = 3.3) -> Figure:
     """A figure whose text is legible at the width of a phone; call it inside `styled`."""
     return Figure(figsize=(width, height), layout="constrained", facecolor="white")
 

@@ -10,7 +10,7 @@ from menet.evaluation.certify import certified_accuracies
 from menet.evaluation.compare import compare
 from menet.evaluation.records import Records
 from menet.report.collect import Collection, PaperNumber, Subject
-from menet.report.words import attack_words, interval, percent, threat_words
+from menet.report.words import attack_words, interval, percent, signed, threat_words
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def overview(collection: Collection) -> Table:
         "Accuracy, scored on fresh masks",
         tuple(columns),
         tuple(rows),
-        "With each number stands its 95 % interval over examples. Expected: the share of masks under "
+        "With each number stands its 95% interval over examples. Expected: the share of masks under "
         "which an example is right, averaged. Vote: the class most masks choose is right. Worst: every mask is "
         "right. A network without randomness has one answer, so its three numbers are the same.",
     )
@@ -157,7 +157,7 @@ def comparisons(collection: Collection, criterion: Criterion = "vote") -> Table:
                     (
                         Cell(f"{first.name} – {second.name}"),
                         Cell(attack_words(one), threat_words(one.evaluation)),
-                        Cell(f"{100 * found.difference:+.1f} points", number=True),
+                        Cell(f"{signed(100 * found.difference)} points", number=True),
                         Cell(f"{found.only_first} : {found.only_second}", number=True),
                         Cell(_chance(found.p_value), number=True),
                     )

@@ -73,11 +73,16 @@ def counted(number: int, noun: str) -> str:
 
 
 def percent(value: float) -> str:
-    return f"{100 * value:.1f} %"
+    return f"{100 * value:.1f}%"
 
 
 def interval(number: Accuracy) -> str:
-    return f"{100 * number.low:.1f} – {100 * number.high:.1f}"
+    return f"{100 * number.low:.1f}–{100 * number.high:.1f}"
+
+
+def signed(value: float) -> str:
+    """A difference to one digit, with a true minus."""
+    return f"{value:+.1f}".replace("-", "−")
 
 
 def duration(seconds: float) -> str:

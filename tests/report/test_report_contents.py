@@ -1,0 +1,224 @@
+"""Tables, curves, words and pages show the numbers that stand in the records, and nothing else."""
+
+import dataclasses
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+from report_samples import EXAMPLES, HOSTILE, evaluation, write
+from scipy.stats import binomtest
+
+from menet.cli import main
+from menet.errors import ConfigurationError, RecordError
+from menet.evaluation.features import load_features
+from menet.report import series
+from menet.report.collect import collect
+from menet.report.contents import report_of
+from menet.report.html import page
+from menet.report.markdown import write_markdown
+from menet.report.plain_words import meaning
+from menet.report.reconstruction import grid
+from menet.report.tables import Cell, Table, comparisons, overview
+
+
+def test_planted_accuracies_stand_in_the_table_with_intervals_by_scipy(collection):
+    rows = {(row[0].text, row[1].text, row[1].note): row for row in overview(collection).rows}
+    row = rows[HOSTILE, "PGD, BPDA, 20 steps", "ℓ∞ ≤ 0.2"]
+    assert row[3].text == f"{100 * 23 / EXAMPLES:.1f}%" == "57.5%"
+    exact = binomtest(23, EXAMPLES).proportion_ci(0.95, method="exact")
+    assert row[3].note == f"{100 * exact.low:.1f}–{100 * exact.high:.1f}"
+    assert (row[6].text, row[6].note) == ("52.8%", "table 3")
+    alone = rows["vanilla", "PGD, 20 steps", "ℓ∞ ≤ 0.2"]
+    assert [cell.text for cell in alone[2:5]] == ["2.5%", "same", "same"]
+    assert rows[HOSTILE, "PGD, BPDA, 20 steps, EOT over 20 masks", "ℓ∞ ≤ 0.2"][2].text == "35.0%"
+    assert rows["vanilla", "none (clean)", ""][2].text == "95.0%"
+
+
+def test_transferred_attacks_come_first_and_then_by_size(collection):
+    labels = list(collection.subjects[1].evaluations)
+    assert labels == ["pgd:on=copy", "pgd:epsilon=0.1", "pgd", "pgd:eot=5", "pgd:eot=20", "pgd:epsilon=0.3"]
+
+
+def test_models_are_compared_by_mcnemar(collection):
+    row = next(row for row in comparisons(collection).rows if row[1].text.startswith("PGD"))
+    assert [cell.text for cell in row[2:]] == ["−55.0 points", "0 : 22", "< 0.001"]
+
+
+def test_curves_are_of_evaluations_that_differ_in_one_number(collection):
+    found = {axis.name: curves for axis, curves in series.sweeps(collection.subjects).items()}
+    assert set(found) == {"epsilon", "eot"}
+    (curve,) = found["epsilon"]
+    assert [(point.at, point.value) for point in curve.points] == [
+        (0.0, 0.95),
+        (0.1, 33 / 40),
+        (0.2, 23 / 40),
+        (0.3, 9 / 40),
+    ]
+    (curve,) = found["eot"]
+    assert [(point.at, point.value) for point in curve.points] == [(1, 23 / 40), (5, 17 / 40), (20, 14 / 40)]
+
+
+def test_evaluations_with_other_settings_are_not_joined(tmp_path):
+    for masks in (1, 5, 20):
+        write(tmp_path, evaluation(f"a{masks}", defense=True, eot=masks, steps=10 + masks), right=10)
+    assert series.sweeps(collect(tmp_path).subjects) == {}
+
+
+def test_votes_of_more_masks_are_counted_from_the_rows(collection):
+    records = collection.subjects[1].evaluations["pgd"]
+    rows = [json.loads(json.dumps(row)) for row in records.rows]
+    wrong = (rows[0]["label"] + 1) % 10
+    rows[0]["adversarial"]["predictions"] = [wrong, wrong] + [rows[0]["label"]] * 6
+    changed = dataclasses.replace(records, rows=tuple(rows))
+    points = {point.at: point.value for point in series.voting(changed).points}
+    assert points[1] == 22 / 40
+    assert points[8] == 23 / 40
+
+
+def test_words_say_that_expectation_lowers_the_number_and_who_holds(collection):
+    words = "\n".join(meaning(collection))
+    assert "57.5%" in words
+    assert "with 20 masks 35.0%" in words
+    assert "−22.5 points. A number from one mask per gradient overstates this defense." in words
+    assert f"{HOSTILE} holds better than vanilla" in words
+    assert "upper bound" in words
+
+
+def test_words_do_not_claim_a_difference_that_may_be_chance(tmp_path):
+    write(tmp_path, evaluation("one", defense=True), right=20)
+    write(tmp_path, evaluation("many", defense=True, eot=20), right=19)
+    words = "\n".join(meaning(collect(tmp_path)))
+    assert "may be chance" in words
+    assert "overstates" not in words
+
+
+def test_words_name_where_the_defense_does_not_hold(tmp_path):
+    write(tmp_path / "b", evaluation("pgd", defense=True), right=2)
+    write(tmp_path / "a", evaluation("pgd", defense=False), right=35)
+    assert "b does not hold where a does" in "\n".join(meaning(collect(tmp_path)))
+
+
+def test_page_escapes_names_and_asks_for_nothing_outside(whole):
+    assert "<script" not in whole
+    assert "&lt;script&gt;alert" in whole
+    addresses = re.findall(r"""(?:src|href|action|data|poster)\s*=\s*["']([^"']*)""", whole)
+    assert addresses
+    assert all(address.startswith(("data:", "#")) for address in addresses)
+    assert "@import" not in whole
+    assert not re.search(r"""url\(|https?://""", re.sub(r"base64,[A-Za-z0-9+/=]+", "", whole))
+
+
+def test_page_has_every_part(whole):
+    for part in (
+        "meaning",
+        "accuracy",
+        "curves",
+        "pictures",
+        "features",
+        "certificate",
+        "audit",
+        "numbers",
+        "made",
+    ):
+        assert f'id="{part}"' in whole, part
+    for words in (
+        "Imaginary Processor 3000",
+        "torch 9.9.9",
+        "2 min 5 s",
+        "Noise of size epsilon",
+        "0.8125, 0.75",
+    ):
+        assert words in whole, words
+
+
+def test_same_records_give_the_same_page(tmp_path):
+    write(tmp_path, evaluation("pgd", defense=True), right=20)
+    first, second = (page(report_of(collect(tmp_path))) for _ in range(2))
+    assert "image/svg" in first
+    assert first == second
+
+
+def test_certified_numbers(collection):
+    points = series.certified(collection.subjects[1]).points
+    assert [(point.at, point.value) for point in points] == [
+        (0, 0.9), (1, 0.7), (2, 0.5), (3, 0.4), (4, 0.2), (5, 0.2), (6, 0.0),
+    ]  # fmt: skip
+
+
+def test_markdown_holds_the_tables_and_writes_figures(report, tmp_path):
+    file, *figures = write_markdown(report, tmp_path / "report.md")
+    text = file.read_text()
+    assert "57.5%" in text
+    assert "\\<script>" in text
+    for figure in figures:
+        assert figure.read_bytes().startswith(b"\x89PNG")
+        assert f"(report-figures/{figure.name})" in text
+    assert len(figures) >= 8
+
+
+def test_markdown_escapes_what_would_break_a_table():
+    table = Table("t", ("a|b",), ((Cell("x|y\nz"),),))
+    assert table.markdown().splitlines() == ["| a\\|b |", "|---|", "| x\\|y z |"]
+
+
+def test_command_writes_page_and_markdown(tmp_path, capsys):
+    folder = tmp_path / "records"
+    write(folder, evaluation("pgd", defense=True), right=20)
+    out = tmp_path / "here" / "page.html"
+    assert main(["report", str(folder), "--out", str(out), "--markdown", "--title", "T<i>tle"]) == 0
+    assert "<title>T&lt;i&gt;tle</title>" in out.read_text()
+    assert out.with_suffix(".md").is_file()
+    assert str(out) in capsys.readouterr().out
+
+
+def test_folders_without_records_are_refused(tmp_path, capsys):
+    assert main(["report", str(tmp_path)]) == 2
+    assert main(["report", str(tmp_path / "absent")]) == 2
+    assert "holds no records" in capsys.readouterr().err
+
+
+def test_damaged_rows_are_left_out_only_if_asked_and_then_named(tmp_path):
+    write(tmp_path, evaluation("pgd", defense=False), right=20)
+    (file,) = tmp_path.glob("*.jsonl")
+    text = file.read_text().splitlines(keepends=True)
+    file.write_text("".join([*text[:3], text[3].replace('"index":2', '"index":3', 1), *text[4:]]))
+    with pytest.raises(RecordError, match=":4 is damaged"):
+        collect(tmp_path)
+    shown = page(report_of(collect(tmp_path, damaged=True)))
+    assert ":4 is damaged" in shown
+    assert ">39<" in shown
+
+
+@pytest.mark.parametrize("content", ["[", "[1]", '{"paper": [{"model": "a"}]}', '{"names": 3}'])
+def test_bad_notes_are_named(tmp_path, content):
+    write(tmp_path, evaluation("pgd", defense=False), right=20)
+    (tmp_path / "report.json").write_text(content)
+    with pytest.raises(RecordError, match=r"report\.json does not hold notes"):
+        collect(tmp_path)
+
+
+def test_bad_audit_and_features_are_named(tmp_path):
+    write(tmp_path, evaluation("pgd", defense=False), right=20)
+    (tmp_path / "audit.json").write_text('{"findings": [{"name": "x"}]}')
+    with pytest.raises(RecordError, match="is not an audit"):
+        collect(tmp_path)
+    file = tmp_path / "pgd.features.safetensors"
+    file.write_bytes(b"nonsense")
+    with pytest.raises(RecordError, match="does not hold features"):
+        load_features(file)
+
+
+def test_features_round_trip(collection):
+    (features,) = collection.subjects[0].features
+    assert features.label == "pgd:on=copy"
+    np.testing.assert_allclose(features.adversarial, features.clean + 1)
+
+
+def test_grid_puts_errors_under_estimates_and_refuses_other_shapes(without_annotation_checks):
+    images = torch.zeros(2, 3, 8, 8)
+    figure = grid(images, images, {"usvt": images + 0.25})
+    assert [place.get_xlabel() for place in figure.axes] == ["", "", "error 0.250"] * 2
+    with pytest.raises(ConfigurationError, match="usvt has shape"):
+        grid(images, images, {"usvt": images[:1]})
