@@ -11,7 +11,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, TextIO
+from typing import Literal, Protocol, TextIO, runtime_checkable
 
 import torch
 
@@ -45,6 +45,7 @@ class Outcome:
 Report = Callable[[Outcome], None]
 
 
+@runtime_checkable
 class Engine(Protocol):
     """What runs a graph, given in an order in which nothing stands before what it needs."""
 

@@ -1,0 +1,162 @@
+"""From plans to RESULTS.md with real jobs, as small as they can be."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from menet import cli
+from menet.evaluation import CertificateSettings, accuracy
+from menet.experiments import claims, paper, results
+from menet.experiments.jobs import Certify, Evaluate, Places
+from menet.experiments.measures import Ranks, Reconstructions, Vectors
+from menet.experiments.plan import Cell, Figure, Panel, Plan, Point, Table, graph
+from menet.experiments.runner import Local, Outcome
+from menet.experiments.scale import SMOKE, Scale
+from menet.report.reproduction import publish, table_of
+from menet.training.recipes import me_net
+
+TINY: Scale = replace(
+    SMOKE,
+    name="smoke",
+    images=40,
+    examples=10,
+    masks=3,
+    batch=5,
+    certificate=12,
+    training=lambda config: replace(SMOKE.training(config), epochs=1, limit=40),
+)
+VICTIM = paper.model("cifar10", "me-net", "adversarial", paper.LOW, estimator="usvt")
+PURE = paper.model("cifar10", p=paper.HIGH, estimator="usvt")
+
+
+def small_table() -> Table:
+    """Cells of every kind, some of them where the paper has a number."""
+    row = "ME-Net - USVT · Prep. + Adv. train"
+    attacked = paper.white_box(VICTIM, 7)
+    cells = (
+        Cell(row, "Clean", paper.clean(VICTIM), clean=True),
+        Cell(row, "7", attacked),
+        Cell(row, "vote", attacked, criterion="vote", ours=True),
+        Cell(row, "top-5", attacked, top=5, ours=True),
+        Cell(row, "restarts", paper.white_box(VICTIM, 100, restarts=10), criterion="hard", ours=True),
+        Cell(row, "certified", Certify(model=PURE, settings=CertificateSettings()), radius=0, ours=True),
+    )
+    return Table("table24", "Estimators", cells, "appendix me methods white", "A note.")
+
+
+def small_figures() -> list[Figure]:
+    kept = replace(paper.black_box(PURE, "PGD 40"), pictures=10)
+    points = tuple(Point(steps, Cell("a", str(steps), paper.white_box(VICTIM, steps))) for steps in (7, 20))
+    vectors = (Panel("ME-Net", sources=(("ME-Net", Vectors(attacked=kept)),)),)
+    images = Reconstructions(dataset="mnist", defense={**me_net("usvt"), "masks": 1}, probabilities=(0.3, 0.9))
+    return [
+        Figure("figure1", "Ranks", "ranks", (Panel("MNIST", sources=(("MNIST", Ranks(dataset="mnist")),)),)),
+        Figure("figure2", "Images", "reconstructions", (Panel("", sources=(("images", images),)),)),
+        Figure("figure4", "Plane", "plane", vectors),
+        Figure("figure5", "Distances", "distances", vectors),
+        Figure("figure6", "Steps", "lines", (Panel("MNIST", (("ME-Net", points),)),), "steps"),
+        Figure("figure10", "Pictures", "pictures", (Panel("", sources=(("images", kept),)),)),
+    ]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Places, list[Plan], dict[str, Outcome]]:
+    places = Places(tmp_path_factory.mktemp("reproduce"))
+    plans: list[Plan] = [plan.at(TINY) for plan in (small_table(), *small_figures())]
+    outcomes = Local()(graph(job for plan in plans for job in plan.jobs), places, lambda outcome: None)
+    for plan in plans:
+        results.keep(results.summarise(plan, TINY, places, outcomes), places)
+    return places, plans, outcomes
+
+
+def test_every_kind_of_job_runs(made: tuple[Places, list[Plan], dict[str, Outcome]]) -> None:
+    assert {one.status for one in made[2].values()} == {"done"}, made[2]
+
+
+def test_a_summary_holds_the_claim_beside_what_the_rows_say(
+    made: tuple[Places, list[Plan], dict[str, Outcome]],
+) -> None:
+    places, plans, _ = made
+    summary = results.kept(places, "smoke", "table24")
+    assert summary is not None
+    cells = {cell["column"]: cell for cell in summary["cells"]}
+    claim = claims.by_place()["appendix me methods white", "ME-Net - USVT · Prep. + Adv. train", "7"]
+    assert cells["7"]["claimed"] == claim.value == 67.3
+    table = plans[0]
+    assert isinstance(table, Table)
+    job = table.cells[1].job
+    assert isinstance(job, Evaluate)
+    rows = job.records(places).rows
+    assert cells["7"]["value"] == pytest.approx(100 * accuracy(job.records(places), "adversarial").value)
+    assert cells["7"]["examples"] == 10
+    assert cells["7"]["low"] <= cells["7"]["value"] <= cells["7"]["high"]
+    right = sum(all(one == 0 for one in row["restarts"]) for row in table.cells[4].job.records(places).rows)  # type: ignore[union-attr]
+    assert cells["restarts"]["value"] == 100 * right / 10
+    assert cells["vote"]["claimed"] is None
+    assert cells["top-5"]["value"] >= cells["7"]["value"]
+    assert len(rows) == 10
+
+
+def test_results_name_the_scale_the_claim_and_the_difference(
+    made: tuple[Places, list[Plan], dict[str, Outcome]],
+) -> None:
+    places, _, _ = made
+    order = ("figure1", "figure2", "figure4", "figure5", "figure6", "figure10", "table24")
+    markdown, site = publish(places.root, order)
+    text = markdown.read_text("utf-8")
+    assert "scale smoke" in text
+    assert "paper 67.3, " in text
+    assert text.count("![") == 6
+    assert all(
+        (markdown.parent / "RESULTS-figures" / f"{name}-smoke.png").stat().st_size > 1000 for name in order[:-1]
+    )
+    page = site.read_text("utf-8")
+    assert "paper 67.3" in page
+    assert 'src="http' not in page
+
+
+def test_repeated_it_keeps_everything(made: tuple[Places, list[Plan], dict[str, Outcome]]) -> None:
+    places, plans, _ = made
+    outcomes = Local()(graph(job for plan in plans for job in plan.jobs), places, lambda outcome: None)
+    assert {one.status for one in outcomes.values()} == {"kept"}
+    before = results.result_path(places, "smoke", "table24").read_bytes()
+    results.keep(results.summarise(plans[0], TINY, places, outcomes), places)
+    assert results.result_path(places, "smoke", "table24").read_bytes() == before
+
+
+def test_what_is_missing_is_shown_as_missing(tmp_path: Path) -> None:
+    table = small_table().at(TINY)
+    summary = results.summarise(table, TINY, Places(tmp_path), {})
+    shown = table_of(summary)
+    assert [cell.text for cell in shown.rows[0][1:]] == ["–"] * 6
+    failed = Outcome(table.cells[1].job.key, "it", "failed", message="out of memory")
+    summary = results.summarise(table, TINY, Places(tmp_path), {failed.key: failed})
+    assert "out of memory" in json.dumps(summary)
+    assert table_of(summary).rows[0][2].text == "failed"
+
+
+def test_the_command_draws_a_figure_lists_and_estimates(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    out = ["--out", str(tmp_path)]
+    assert cli.main(["reproduce", "figure1", "--workers", "1", *out]) == 0
+    assert (tmp_path / "RESULTS.md").is_file()
+    assert cli.main(["reproduce", "--list", *out]) == 0
+    assert "table27" in capsys.readouterr().out
+    assert cli.main(["reproduce", "table16", "--dry-run", "--scale", "paper", *out]) == 0
+    shown = capsys.readouterr().out
+    assert "GPU-hours" in shown
+    assert "disk" in shown
+    graph_file = json.loads((tmp_path / "plans" / "paper.json").read_text("utf-8"))
+    keys = {row["key"] for row in graph_file}
+    assert all(need in keys for row in graph_file for need in row["needs"])
+
+
+def test_the_command_refuses_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["reproduce", "table99", "--out", str(tmp_path)]) == 2
+    assert "there is no experiment 'table99'" in capsys.readouterr().err
+    assert cli.main(["reproduce", "--out", str(tmp_path)]) == 2
+    assert "--list" in capsys.readouterr().err
