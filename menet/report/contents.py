@@ -1,6 +1,7 @@
 """The parts of a report in their order: the same for HTML and Markdown."""
 
 import io
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -158,7 +159,7 @@ def _features(collection: Collection) -> Section | None:
         "features",
         "How the networks separate the classes",
         ("Vectors before the last layer, for clean images and for the same images under a transferred attack.",)
-        if all("on=" in features.label for _, features in named)
+        if all(re.search("[:,]on=", features.label) for _, features in named)
         else ("Vectors before the last layer, for clean images and for the same images under attack.",),
         (),
         (
