@@ -15,12 +15,9 @@ from torch import Tensor
 
 from menet.data import Dataset, load
 from menet.errors import ConfigurationError
+from menet.experiments.measures import ranks_of
 from menet.files import replacing, write_atomically
-from menet.images import to_matrix
-from menet.linalg import approximate_rank
-from menet.progress import reporting
 
-BATCH = 1024
 RED, BLUE = "#c8473f", "#2f6db3"
 
 
@@ -122,19 +119,6 @@ class RankNumbers:
                 *rows,
             ]
         )
-
-
-def ranks_of(dataset: Dataset, count: int, energy: float = 0.9) -> Int[Tensor, "n"]:
-    """The approximate rank of each of the first `count` images, on the [0,1] scale, channels side by side."""
-    ranks = []
-    with reporting(f"ranks of {dataset.name}", count) as reporter:
-        for start in range(0, count, BATCH):
-            images, _ = dataset.batch(slice(start, min(start + BATCH, count)))
-            # The energy of an image is that of its pixels in [0,1]; `to_matrix` moves them to [-1,1].
-            matrices = (to_matrix(images, "joint") + 1) / 2
-            ranks.append(approximate_rank(matrices, energy))
-            reporter.advance(len(images))
-    return torch.cat(ranks)
 
 
 def draw(dataset: Dataset, ranks: Int[Tensor, "n"], energy: float) -> Figure:

@@ -20,6 +20,7 @@ from menet.files import write_atomically
 from menet.images import to_matrix
 from menet.linalg import approximate_rank
 from menet.preprocessed import Preprocessed, rebuild
+from menet.progress import reporting
 from menet.training import load_model
 
 BATCH = 1024
@@ -70,10 +71,12 @@ class Ranks(Measurement):
 def ranks_of(dataset: Dataset, count: int, energy: float = 0.9) -> Int[Tensor, "n"]:
     """The approximate rank of each of the first `count` images, on the [0,1] scale, channels side by side."""
     ranks = []
-    for start in range(0, count, BATCH):
-        images, _ = dataset.batch(slice(start, min(start + BATCH, count)))
-        # The energy of an image is that of its pixels in [0,1]; `to_matrix` moves them to [-1,1].
-        ranks.append(approximate_rank((to_matrix(images, "joint") + 1) / 2, energy))
+    with reporting(f"ranks of {dataset.name}", count) as reporter:
+        for start in range(0, count, BATCH):
+            images, _ = dataset.batch(slice(start, min(start + BATCH, count)))
+            # The energy of an image is that of its pixels in [0,1]; `to_matrix` moves them to [-1,1].
+            ranks.append(approximate_rank((to_matrix(images, "joint") + 1) / 2, energy))
+            reporter.advance(len(images))
     return torch.cat(ranks)
 
 

@@ -3,7 +3,9 @@
 import contextlib
 import json
 import multiprocessing
+import multiprocessing.connection
 import os
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -174,7 +176,19 @@ def _died(job: Job, places: Places, tries: int) -> Outcome:
 
 def _pool(workers: int) -> ProcessPoolExecutor:
     # Forking a process whose torch has threads hangs its children.
-    return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+    return ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _leave_with_parent)
+
+
+def _leave_with_parent() -> None:
+    """End this process when the one that started it is gone, or two runs would write to one folder."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 @contextlib.contextmanager
