@@ -307,17 +307,19 @@ def _solve_hessian(
     damping: Tensor | float = 0.0,
 ) -> Tensor:
     """Solve ((1 + damping)I − unseen∘J) v = target on the unobserved entries, by conjugate gradients."""
-    tiny = torch.finfo(target.dtype).tiny
+    tiny, eps = torch.finfo(target.dtype).tiny, torch.finfo(target.dtype).eps
     solution, residual, direction = torch.zeros_like(target), target, target
     size = _dot(residual, residual)
     goal = size * precision**2
     for _ in range(max_iter):
-        running = (size > goal).to(target.dtype)
-        if not bool(running.any()):
+        if not bool((size > goal).any()):
             break
         image = torch.addcmul(direction, unseen, derivative(direction), value=-1).add_(direction * damping)
-        # A block that has converged stands still while others go on.
-        length = running * size / _dot(direction, image).clamp(min=tiny)
+        curvature = _dot(direction, image)
+        # A block that has converged, or has come to a direction in which the problem is flat, stands still.
+        steep = curvature > 100 * eps * _dot(direction, direction)
+        goal = torch.where(steep, goal, torch.inf)
+        length = torch.where(size > goal, size / curvature.clamp(min=tiny), 0)
         solution.addcmul_(length, direction)
         residual = residual.addcmul(length, image, value=-1)
         smaller = _dot(residual, residual)
