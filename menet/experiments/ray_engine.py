@@ -57,8 +57,7 @@ class Ray:
             try:
                 outcome = ray.get(ready)
             except ray.exceptions.RayError as error:
-                words = f"{type(error).__name__} after {self.retries} retries"
-                outcome = Outcome(job.key, job.title(), "failed", message=words, log=places.folder(job) / LOG)
+                outcome = _lost(job, places, error, outcomes)
             outcomes[job.key] = outcome
             report(outcome)
         return outcomes
@@ -68,3 +67,12 @@ def after(job: Job, places: Places, *needs: Outcome) -> Outcome:
     """Run a job once those it needs have ended; not if one of them ended badly."""
     bad = next((one for one in needs if not one.good), None)
     return execute(job, places) if bad is None else blocked(job, bad)
+
+
+def _lost(job: Job, places: Places, error: Exception, outcomes: dict[str, Outcome]) -> Outcome:
+    """The outcome of a task that has none of its own: its worker died too often, or what it needs did."""
+    bad = next((one for need in job.needs if (one := outcomes.get(need.key)) and not one.good), None)
+    if bad is not None:
+        return blocked(job, bad)
+    words = " ".join(f"{type(error).__name__}: {error}".split())[-300:]
+    return Outcome(job.key, job.title(), "failed", message=words, log=places.folder(job) / LOG)

@@ -127,14 +127,20 @@ def test_processes_side_by_side_end_alike_although_one_dies(places: Places) -> N
     assert times(jobs[1], places) == 2
 
 
-def test_ray_gives_what_one_process_gives(places: Places, tmp_path: Path) -> None:
+def test_ray_gives_what_one_process_gives_although_a_worker_dies(
+    places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("ray", reason="needs the extra: pip install 'menet[ray]'")
     from menet.experiments.ray_engine import Ray
 
+    # Ray's workers must find the class of these jobs.
+    here = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
+    monkeypatch.setenv("PYTHONPATH", here)
     (places.root / "die").touch()
     jobs = diamond("die")
     outcomes = Ray(cpus=2)(graph(jobs), places, lambda outcome: None)
     assert {one.status for one in outcomes.values()} == {"done"}
+    assert times(jobs[1], places) == 2
     alone = Places(tmp_path / "alone")
     run(jobs, alone)
     for job in jobs:
