@@ -1,7 +1,7 @@
 """Pure preprocessing under BPDA on the embedded digits: the order of the paper's table, measured here.
 
-Every defense is trained alike, without attacks, and attacked by PGD through BPDA (40 steps, ε = 0.3 unless told otherwise);
-random ones also in expectation over 10 draws. Accuracy is on fresh draws. Few images: an order to look at, not a result.
+Every defense is trained alike, without attacks, and attacked by PGD through BPDA (40 steps); random ones also in
+expectation over 10 draws. Accuracy is on fresh draws. Few images: an order to look at, not a result.
 """
 
 import argparse
