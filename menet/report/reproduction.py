@@ -1,10 +1,11 @@
 """What was measured beside what the paper claims: RESULTS.md and one HTML page, from summaries of experiments."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from menet.experiments.jobs import Places
+from menet.experiments.results import kept
 from menet.files import write_atomically
 from menet.report.contents import Picture, Report, Section
 from menet.report.html import page
@@ -26,7 +27,9 @@ INTRODUCTION = (
 
 def publish(root: Path, order: Sequence[str]) -> list[Path]:
     """Write RESULTS.md and results.html in `root` from the summaries under it; return the two."""
-    summaries = [found for scale in SCALES for name in order if (found := _read(root, scale, name)) is not None]
+    summaries = [
+        found for scale in SCALES for name in order if (found := kept(Places(root), scale, name)) is not None
+    ]
     report = report_of(summaries, root)
     markdown, site = root / "RESULTS.md", root / "results.html"
     write_markdown(report, markdown)
@@ -148,11 +151,3 @@ def _heading(summary: dict[str, Any]) -> str:
 
 def _anchor(summary: dict[str, Any]) -> str:
     return f"{summary['name']}-{summary['scale']}"
-
-
-def _read(root: Path, scale: str, name: str) -> dict[str, Any] | None:
-    path = root / "results" / scale / f"{name}.json"
-    if not path.is_file():
-        return None
-    found: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    return found
