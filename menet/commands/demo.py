@@ -132,7 +132,14 @@ class Demo:
         write_atomically(work / NOTES, json.dumps(notes, indent=1, ensure_ascii=False))
         collection = collect(work)
         write_atomically(self.out / "report.html", page(report_of(collection)))
-        whole = overview(collection).only("model", "attack", "expected over masks", "vote of masks")
+        whole = overview(collection).only(
+            "model",
+            "attack",
+            "expected",
+            "by vote",
+            explanation="In brackets are 95% intervals over examples. Expected: the share of fresh masks under "
+            "which an example is right, averaged. By vote: the class that most masks choose is right.",
+        )
         for table in (whole, certificates(collection.subjects)):
             console.print(table.rich())
             console.print(table.explanation, style="dim")

@@ -19,6 +19,7 @@ MOST = 600
 def t_sne(named: Sequence[tuple[str, Features]], seed: int = 0) -> Figure:
     """Two-dimensional maps of the vectors, one row per model: clean images left, attacked ones right."""
     from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits
 
     with styled():
         figure = sheet(4.8, 2.5 * len(named) + 0.4)
@@ -31,7 +32,9 @@ def t_sne(named: Sequence[tuple[str, Features]], seed: int = 0) -> Figure:
                 vectors = getattr(features, kind)[:MOST].astype(np.float64)
                 perplexity = min(30.0, max(2.0, (len(vectors) - 1) / 3))
                 tool = TSNE(perplexity=perplexity, init="pca", random_state=seed, max_iter=500, n_jobs=1)
-                spots = tool.fit_transform(vectors)
+                # For so few points threads cost more than they bring, and they wait by spinning.
+                with threadpool_limits(1):
+                    spots = tool.fit_transform(vectors)
                 place = places[row, column]
                 place.scatter(*spots.T, s=9, c=[_class_colour(label) for label in labels.tolist()], linewidths=0)
                 place.set_title(f"{name}\n{'clean' if kind == 'clean' else 'attacked'}", fontsize=10)

@@ -10,6 +10,8 @@ from menet.evaluation.records import Records
 from menet.report.collect import Collection, Subject
 from menet.report.words import attack_words, counted, percent, signed, size
 
+Threat = tuple[str, float]
+
 BOUND = (
     "Every accuracy under attack is an upper bound: a stronger attack can only lower it. "
     "Only certified accuracies are proven."
@@ -21,8 +23,10 @@ def meaning(collection: Collection) -> list[str]:
     subjects = [subject for subject in collection.subjects if subject.evaluations]
     reference = common_threat(subjects)
     paragraphs = [_of_subject(subject, reference) for subject in subjects]
-    paragraphs += [words for subject in subjects for words in _of_expectation(subject, reference)]
-    paragraphs += _of_strongest(subjects, reference)
+    for threat in _threats(subjects, reference):
+        there = [subject for subject in subjects if _has(subject, threat)]
+        paragraphs += [words for subject in there for words in _of_expectation(subject, threat)]
+        paragraphs += _of_strongest(there, threat)
     paragraphs += [
         _of_certificate(subject, subject.certificate) for subject in collection.subjects if subject.certificate
     ]
@@ -31,24 +35,42 @@ def meaning(collection: Collection) -> list[str]:
     return paragraphs
 
 
-def common_threat(subjects: Sequence[Subject]) -> tuple[str, float] | None:
+def common_threat(subjects: Sequence[Subject]) -> Threat | None:
     """The norm and size that most evaluations have; numbers of other sizes are for curves."""
     found = Counter(
-        (threat["norm"], float(threat["epsilon"]))
+        threat
         for subject in subjects
         for records in subject.evaluations.values()
-        if (threat := records.evaluation.get("threat")) and isinstance(threat["epsilon"], (int, float))
+        if (threat := _threat(records)) is not None
     )
     return found.most_common(1)[0][0] if found else None
 
 
-def at_threat(subject: Subject, reference: tuple[str, float] | None) -> list[Records]:
+def _threats(subjects: Sequence[Subject], reference: Threat | None) -> list[Threat | None]:
+    """The sizes at which a defense is judged: the common one, and any with an expectation over masks."""
+    averaged = {
+        _threat(records)
+        for subject in subjects
+        for records in subject.evaluations.values()
+        if (records.evaluation["attack"].get("eot") or 1) > 1 and _threat(records) is not None
+    }
+    return [reference, *sorted(threat for threat in averaged - {reference} if threat is not None)]
+
+
+def _threat(records: Records) -> Threat | None:
+    threat = records.evaluation.get("threat")
+    if not threat or not isinstance(threat["epsilon"], (int, float)):
+        return None
+    return str(threat["norm"]), float(threat["epsilon"])
+
+
+def _has(subject: Subject, threat: Threat | None) -> bool:
+    return threat is None or any(_threat(records) == threat for records in subject.evaluations.values())
+
+
+def at_threat(subject: Subject, reference: Threat | None) -> list[Records]:
     """The evaluations of a model at the reference size, all of them where there is none."""
-    chosen = []
-    for records in subject.evaluations.values():
-        threat = records.evaluation.get("threat") or {}
-        if reference is None or (threat.get("norm"), threat.get("epsilon")) == reference:
-            chosen.append(records)
+    chosen = [one for one in subject.evaluations.values() if reference is None or _threat(one) == reference]
     return chosen or list(subject.evaluations.values())
 
 
@@ -57,7 +79,7 @@ def strongest(evaluations: Sequence[Records]) -> Records:
     return min(evaluations, key=lambda records: accuracy(records, "adversarial", "expected").value)
 
 
-def _of_subject(subject: Subject, reference: tuple[str, float] | None) -> str:
+def _of_subject(subject: Subject, reference: Threat | None) -> str:
     evaluations = at_threat(subject, reference)
     worst = strongest(evaluations)
     clean = _number(worst, "clean")
@@ -71,7 +93,7 @@ def _of_subject(subject: Subject, reference: tuple[str, float] | None) -> str:
     return words
 
 
-def _of_expectation(subject: Subject, reference: tuple[str, float] | None) -> list[str]:
+def _of_expectation(subject: Subject, reference: Threat | None) -> list[str]:
     """How much following the gradient in expectation over masks takes away."""
     white = [one for one in at_threat(subject, reference) if one.evaluation["attack"].get("kind") != "Transfer"]
     single = [one for one in white if (one.evaluation["attack"].get("eot") or 1) == 1]
@@ -90,13 +112,13 @@ def _of_expectation(subject: Subject, reference: tuple[str, float] | None) -> li
     else:
         verdict = f"On {found.examples} examples this difference may be chance (McNemar p = {found.p_value:.2g})."
     return [
-        f"{subject.name} draws fresh masks, so an adversary can average over them. With one mask per gradient "
-        f"{_told(first)} remain, with {masks} masks {_told(second)}: "
+        f"{subject.name} draws fresh masks, so an adversary can average over them. At {_size(after)} and one "
+        f"mask per gradient {_told(first)} remain, with {masks} masks {_told(second)}: "
         f"{signed(100 * (second.value - first.value))} points. {verdict}"
     ]
 
 
-def _of_strongest(subjects: Sequence[Subject], reference: tuple[str, float] | None) -> list[str]:
+def _of_strongest(subjects: Sequence[Subject], reference: Threat | None) -> list[str]:
     """How models with a defense stand beside those without, each under its own strongest attack."""
     plain = [
         one for one in subjects if not strongest(at_threat(one, reference)).evaluation["model"].get("defense")
@@ -115,8 +137,8 @@ def _of_strongest(subjects: Sequence[Subject], reference: tuple[str, float] | No
             else:
                 verdict = f"{subject.name} and {other.name} cannot be told apart"
             found.append(
-                f"{verdict}, each under its strongest measured attack: {percent(own.value)} against "
-                f"{percent(theirs.value)}."
+                f"At {_size(strongest(at_threat(subject, reference)))} {verdict}, each under its strongest "
+                f"measured attack: {percent(own.value)} against {percent(theirs.value)}."
             )
     return found
 

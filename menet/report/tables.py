@@ -45,7 +45,7 @@ class Table:
         table = RichTable(title=self.title, title_justify="left", title_style="bold")
         for place, column in enumerate(self.columns):
             number = bool(self.rows) and self.rows[0][place].number
-            table.add_column(column, justify="right" if number else "left")
+            table.add_column(column, justify="right" if number else "left", no_wrap=number)
         above: str | None = None
         for row in self.rows:
             # A name is said once; a line stands between models.
@@ -57,11 +57,11 @@ class Table:
             table.add_row(first, *(_plain(_joined(cell)) for cell in row[1:]))
         return table
 
-    def only(self, *columns: str) -> "Table":
+    def only(self, *columns: str, explanation: str = "") -> "Table":
         """The same with these columns alone."""
         places = [self.columns.index(column) for column in columns]
         rows = tuple(tuple(row[place] for place in places) for row in self.rows)
-        return Table(self.title, columns, rows, self.explanation)
+        return Table(self.title, columns, rows, explanation)
 
 
 def cell_of(number: Accuracy) -> Cell:
@@ -79,7 +79,7 @@ def overview(collection: Collection) -> Table:
                 rows.append(_row(subject, "none (clean)", "", records, "clean", _claim(paper, subject, "clean")))
             words, threat = attack_words(records), threat_words(records.evaluation)
             rows.append(_row(subject, words, threat, records, "adversarial", _claim(paper, subject, label)))
-    columns = ["model", "attack", "expected over masks", "vote of masks", "worst mask", "examples"]
+    columns = ["model", "attack", "expected", "by vote", "worst mask", "examples"]
     if any(row[-1].text for row in rows):
         columns.append("the paper")
     else:
