@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 .PHONY: help demo test bench clean
 
 help:
-	@echo "make demo    reconstruct real images with every method and write the picture"
+	@echo "make demo    train, attack and certify on real digits, and write the report"
 	@echo "make test    lint, types, import contract and tests"
 	@echo "make bench   ratios of speed, measured side by side"
 	@echo "make clean   remove what the other targets made"

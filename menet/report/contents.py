@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from menet.report import embedding, figures, series, tables
 from menet.report.collect import Collection, Subject
 from menet.report.pictures import portraits
-from menet.report.plain_words import at_threat, common_threat, meaning
+from menet.report.plain_words import at_threat, common_threat, meaning, strongest
 from menet.report.style import styled
 from menet.report.tables import Cell, Table
 from menet.report.words import attack_words, duration, model_words, threat_words
@@ -136,13 +136,15 @@ def _pictures(collection: Collection) -> Section | None:
     if collection.reconstruction is not None:
         caption = "Real images, what a mask leaves of them, and what each method estimates from that"
         pictures.append(Picture("reconstruction", caption, collection.reconstruction, wide=True))
+    threat = common_threat(collection.subjects)
     for subject in collection.subjects:
-        drawn = [(records, portraits(records)) for records in subject.evaluations.values()]
-        for records, figure in drawn[-1:] if len(drawn) > 1 else drawn:
-            if figure is not None:
-                caption = f"{subject.name}: {attack_words(records)}, {threat_words(records.evaluation)}"
-                name = f"pictures-{len(pictures)}"
-                pictures.append(Picture(name, caption, _drawn(figure, "png", dpi=144)))
+        shown = [one for one in at_threat(subject, threat) if any("pictures" in row for row in one.rows)]
+        if shown:
+            records = strongest(shown)
+            figure = portraits(records)
+            assert figure is not None
+            caption = f"{subject.name}: {attack_words(records)}, {threat_words(records.evaluation)}"
+            pictures.append(Picture(f"pictures-{len(pictures)}", caption, _drawn(figure, "png", dpi=144)))
     paragraphs = (
         "Below an image are the predicted class and its probability, red where it is wrong. Behind an "
         "estimator, “clean” and “adversarial” are answered by the network without it.",

@@ -37,7 +37,7 @@ def portraits(records: Records, most: int = 4) -> Figure | None:
     with styled():
         # Five columns are shown as wide as three, so their words are larger.
         words_size = 11 if seen else 9
-        figure = sheet(1.28 * len(columns), 1.52 * len(rows) + 0.45)
+        figure = sheet(1.28 * len(columns), 1.44 * len(rows) + 0.45)
         places = figure.subplots(len(rows), len(columns), squeeze=False)
         for position, row in enumerate(rows):
             for place, column in zip(places[position], columns, strict=True):
