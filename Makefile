@@ -16,6 +16,8 @@ help:
 	@echo "installing menet and what it needs into .venv (a few minutes the first time)"
 	@$(PIP) --constraint constraints.txt torch
 	@$(PIP) --constraint constraints.txt --editable .
+	@echo "compiling the loops of the estimators"
+	@$(BIN)/python -c "import torch, menet; x = torch.ones(1, 2, 2); menet.usvt(x, x > 0); menet.nuclear_norm(x, x > 0)"
 	@touch $@
 
 .venv/developer: .venv/user

@@ -24,6 +24,7 @@ BATCH = 512
 # How many images the published side works through; one at a time takes a while.
 PUBLISHED = {"usvt": 64, "soft-impute": 32, "nuclear-norm": 6}
 BARS = {"usvt": (8, 20), "soft-impute": (25, 100), "nuclear-norm": (500, 1500)}
+PAUSE = 0.2
 ALGORITHMS: dict[str, Callable[..., np.ndarray]] = {
     "usvt": published.usvt,
     "soft-impute": published.soft_impute,
@@ -75,12 +76,14 @@ def compare(name: str, p: float, matrices: Tensor, rounds: int = 5) -> None:
     ALGORITHMS[name](arrays[0], seen[0])
     ours, theirs = [], []
     for part in np.array_split(np.arange(count), rounds):
-        # Each side begins with an untimed call: the other's idle threads still spin for a while.
+        # Each side begins after a pause and an untimed call: the other's idle threads still spin for a while.
+        time.sleep(PAUSE)
         ALGORITHMS[name](arrays[part[0]], seen[part[0]])
         start = time.perf_counter()
         for index in part:
             ALGORITHMS[name](arrays[index], seen[index])
         theirs.append((time.perf_counter() - start) / len(part))
+        time.sleep(PAUSE)
         estimator(matrices, mask)
         start = time.perf_counter()
         estimate = estimator(matrices, mask)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 # Small enough for a solver's buffers to stay near the core, large enough for calls not to be what is paid for.
-ELEMENTS_PER_CHUNK = 32 * 96 * 192
+ELEMENTS_PER_CHUNK = 32 * 96 * 256
 
 _lock = Lock()
 _pools: dict[tuple[int, int], ThreadPoolExecutor] = {}

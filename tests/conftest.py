@@ -1,6 +1,8 @@
 """Shared fixtures. Shapes written in annotations are checked at run time for everything under `menet`."""
 
+import importlib.util
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +12,13 @@ from jaxtyping import config, install_import_hook
 
 # Installed before any test imports the package, so that a wrong shape inside it fails a test.
 install_import_hook("menet", "runtime_types.check")
+
+# All but the compiled loops: numba must see the functions themselves, so this module is loaded past the hook.
+_spec = importlib.util.spec_from_file_location(
+    "menet.kernels", Path(__file__).parents[1] / "menet" / "kernels.py"
+)
+sys.modules["menet.kernels"] = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(sys.modules["menet.kernels"])
 
 
 @pytest.fixture(scope="session")

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from menet import linalg
 from menet.chunks import in_chunks
+from menet.compiled import kernels_for
 
-# Gradient steps before the first of Newton's, how often they decompose anew, and Newton's steps per attempt.
+# Gradient steps before the first of Newton's, and Newton's steps per attempt.
 FIRST_STEPS = 6
-EXACT_EVERY = 4
 NEWTON_STEPS = 6
 # Conjugate gradients need not be exact inside Newton's method; for the gradient of the estimate they are.
 NEWTON_ITERATIONS = 5
@@ -112,19 +112,47 @@ class _Complete(torch.autograd.Function):
 def _iterate(
     x: Tensor, mask: Tensor, threshold: Tensor, mixing: Tensor | None, tol: float, max_iter: int
 ) -> tuple[Tensor, Tensor]:
-    """Solve one chunk: gradient steps, then Newton's, in turn, until every block is done."""
+    """Solve one chunk: gradient steps, then Newton's, in turn, until every block is done.
+
+    For matrices on a CPU the same steps are in `kernels.complete_each`, compiled: there most of the time would go
+    into calls and into passes over memory.
+    """
+    found = _compiled(x, mask, threshold, tol, max_iter) if mixing is None else None
+    return found or _batched(x, mask, threshold, mixing, tol, max_iter)
+
+
+def _compiled(
+    x: Tensor, mask: Tensor, threshold: Tensor, tol: float, max_iter: int
+) -> tuple[Tensor, Tensor] | None:
+    """Blocks of one slice by the compiled solver, or nothing where it is not for these."""
+    kernels = kernels_for(x)
+    if kernels is None:
+        return None
+    estimate, iterations = torch.empty_like(x), torch.empty(len(x), dtype=torch.long)
+    precision = torch.finfo(x.dtype)
+    settings = (float(tol), max_iter, FIRST_STEPS, NEWTON_STEPS, NEWTON_ITERATIONS, DAMPING, FIRST_MOMENTUM)
+    tensors = (x[:, 0], mask[:, 0], threshold, estimate[:, 0], iterations)
+    converged = kernels.complete_each(
+        *(tensor.detach().numpy() for tensor in tensors), settings, precision.eps, precision.tiny
+    )
+    return (estimate, iterations) if converged else None
+
+
+def _batched(
+    x: Tensor, mask: Tensor, threshold: Tensor, mixing: Tensor | None, tol: float, max_iter: int
+) -> tuple[Tensor, Tensor]:
     problem = _Problem(x, (~mask).to(x.dtype), threshold, mixing)
     result = torch.empty_like(x)
     iterations = torch.full(x.shape[:1], max_iter, dtype=torch.long, device=x.device)
     index = torch.arange(len(x), device=x.device)
-    unknown = local_average(x, mask) * problem.unseen
+    filled = torch.addcmul(x, local_average(x, mask), problem.unseen)
     damping = x.new_full(x.shape[:1], DAMPING)
     used, steps = 0, FIRST_STEPS
     while True:
         steps = min(steps, max_iter - used - 1)
-        unknown = _accelerate(problem, unknown, steps)
+        filled = _accelerate(problem, filled, steps)
         used += steps
-        estimate, unknown, taken = _newton(problem, unknown, damping, tol, min(NEWTON_STEPS, max_iter - used))
+        estimate, filled, taken = _newton(problem, filled, damping, tol, min(NEWTON_STEPS, max_iter - used))
         done = taken > 0
         used_up = used + NEWTON_STEPS >= max_iter
         result[index] = estimate
@@ -133,7 +161,7 @@ def _iterate(
         if used_up or not bool(left.any()):
             return result, iterations
         used += NEWTON_STEPS
-        problem, unknown, index, damping = problem.of(left), unknown[left], index[left], damping[left]
+        problem, filled, index, damping = problem.of(left), filled[left], index[left], damping[left]
         # What Newton could not finish is far from its minimum in a flat valley: longer runs, shorter leaps.
         steps, damping = 2 * steps, 8 * damping
 
@@ -141,9 +169,9 @@ def _iterate(
 class _Problem(NamedTuple):
     """Blocks to solve. What is unknown are the unobserved entries u, and there is a smooth function of them:
 
-    the minimum over X of ½‖X − (A + u)‖² + λ‖X‖_*, taken at X = S(A + u), S the shrinkage. Minimising it over u
-    solves the problem. Its gradient is u − unseen∘S(A + u), which is 1-Lipschitz, and its Hessian I − unseen∘J
-    with J the derivative of S.
+    the minimum over X of ½‖X − z‖² + λ‖X‖_*, where z = A + u is the *filled* matrix. It is taken at X = S(z), S
+    the shrinkage, and minimising it over u solves the problem. Its gradient is u − unseen∘S(z), which is
+    1-Lipschitz, and its Hessian I − unseen∘J with J the derivative of S.
     """
 
     x: Tensor
@@ -154,20 +182,20 @@ class _Problem(NamedTuple):
     def of(self, chosen: Tensor) -> "_Problem":
         return _Problem(self.x[chosen], self.unseen[chosen], self.threshold[chosen], self.mixing)
 
-    def shrink(self, unknown: Tensor) -> tuple[Tensor, "_Derivative"]:
-        """S(A + u) with its derivative there."""
-        slices = _slices(self.x + unknown, self.mixing)
-        spectral = linalg.shrink_derivative(slices, self._level())
-        return _blocks(slices @ spectral.outside, self.x.shape, self.mixing), _Derivative(spectral, self.mixing)
+    def fill(self, estimate: Tensor) -> Tensor:
+        """A with the estimate in its unobserved entries: a gradient step, if the estimate is the shrunk one."""
+        return torch.addcmul(self.x, self.unseen, estimate)
 
-    def shrink_near(self, unknown: Tensor, basis: Tensor | None) -> tuple[Tensor, Tensor]:
-        """S(A + u), nearly if a basis is given (see `linalg.shrink_near`), and the basis for the next."""
-        slices = _slices(self.x + unknown, self.mixing)
-        if basis is None:
-            shrunk, basis = linalg.shrink(slices, self._level())
-        else:
-            shrunk, basis = linalg.shrink_near(slices, self._level(), basis)
-        return _blocks(shrunk, self.x.shape, self.mixing), basis
+    def decompose(self, filled: Tensor) -> linalg.Decomposition:
+        return linalg.decompose(_slices(filled, self.mixing))
+
+    def shrink(self, decomposition: linalg.Decomposition) -> Tensor:
+        """S(z), of the z that was decomposed."""
+        return _blocks(linalg.shrink(decomposition, self._level()), self.x.shape, self.mixing)
+
+    def derivative(self, decomposition: linalg.Decomposition) -> "_Derivative":
+        """The derivative of S at the z that was decomposed."""
+        return _Derivative(linalg.shrink_derivative(decomposition, self._level()), self.mixing)
 
     def _level(self) -> Tensor:
         return self.threshold.repeat_interleave(self.x.shape[1])
@@ -181,10 +209,6 @@ class _Derivative(NamedTuple):
 
     def __call__(self, direction: Tensor) -> Tensor:
         return _blocks(self.spectral(_slices(direction, self.mixing)), direction.shape, self.mixing)
-
-    def of(self, chosen: Tensor) -> "_Derivative":
-        slices = chosen.repeat_interleave(len(self.spectral.left) // len(chosen))
-        return _Derivative(linalg.SpectralDerivative(*(part[slices] for part in self.spectral)), self.mixing)
 
 
 def _slices(blocks: Tensor, mixing: Tensor | None) -> Tensor:
@@ -200,62 +224,64 @@ def _blocks(slices: Tensor, shape: torch.Size, mixing: Tensor | None) -> Tensor:
     return blocks if mixing is None else torch.einsum("dc,bdnm->bcnm", mixing, blocks)
 
 
-def _accelerate(problem: _Problem, unknown: Tensor, steps: int) -> Tensor:
-    """Gradient steps with Nesterov's momentum, forgotten when it points uphill (O'Donoghue & Candès, 2015).
-
-    Few of them decompose: in between the estimate moves little, and `shrink_near` follows it.
-    """
-    point, previous = unknown, unknown
-    momentum = unknown.new_full((len(unknown), 1, 1, 1), FIRST_MOMENTUM)
-    basis = None
-    for step in range(steps):
-        exact = step % EXACT_EVERY == 0
-        estimate, basis = problem.shrink_near(point, None if exact else basis)
-        unknown = estimate.mul_(problem.unseen)
-        moved = unknown - previous
-        uphill = ((point - unknown).mul_(moved).sum((1, 2, 3), keepdim=True) > 0).to(momentum.dtype)
+def _accelerate(problem: _Problem, filled: Tensor, steps: int) -> Tensor:
+    """Gradient steps with Nesterov's momentum, forgotten when it points uphill (O'Donoghue & Candès, 2015)."""
+    point, previous = filled, filled
+    momentum = filled.new_full((len(filled), 1, 1, 1), FIRST_MOMENTUM)
+    for _ in range(steps):
+        filled = problem.fill(problem.shrink(problem.decompose(point)))
+        moved = filled - previous
+        uphill = (_dot(point - filled, moved) > 0).to(momentum.dtype)
         momentum = torch.lerp(momentum, torch.ones_like(momentum), uphill)
         grown = (1 + (1 + 4 * momentum * momentum).sqrt()) / 2
-        point = torch.addcmul(unknown, (momentum - 1) / grown, moved)
-        previous, momentum = unknown, grown
-    return unknown
+        point = torch.addcmul(filled, (momentum - 1) / grown, moved)
+        previous, momentum = filled, grown
+    return filled
 
 
 def _newton(
-    problem: _Problem, unknown: Tensor, damping: Tensor, tol: float, steps: int
+    problem: _Problem, filled: Tensor, damping: Tensor, tol: float, steps: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Newton's steps by conjugate gradients. The estimate, the unknown, and at which step each block was done.
+    """Newton's steps by conjugate gradients. Estimates, filled matrices, and at which step each block was done.
 
     A block whose gradient grew goes back to where it was, by a plain gradient step, and waits; 0 says not done.
+    Work is spent only on blocks that go on: the others are put aside once, when they leave.
     """
     norm = torch.linalg.vector_norm
-    estimate, settled = torch.empty_like(unknown), unknown.clone()
-    taken = torch.zeros(len(unknown), dtype=torch.long, device=unknown.device)
-    index = torch.arange(len(unknown), device=unknown.device)
-    before = torch.full(unknown.shape[:1], torch.inf, dtype=unknown.dtype, device=unknown.device)
-    rounding = 4 * torch.finfo(unknown.dtype).eps
+    estimates, settled = torch.empty_like(filled), torch.empty_like(filled)
+    taken = torch.zeros(len(filled), dtype=torch.long, device=filled.device)
+    index = torch.arange(len(filled), device=filled.device)
+    rounding = 4 * torch.finfo(filled.dtype).eps
+    before = torch.full(filled.shape[:1], torch.inf, dtype=filled.dtype, device=filled.device)
+    last_shrunk, last_stepped = filled, filled
     for step in range(1, steps + 1):
-        shrunk, derivative = problem.shrink(unknown)
-        downhill = torch.addcmul(-unknown, shrunk, problem.unseen)
+        decomposition = problem.decompose(filled)
+        shrunk = problem.shrink(decomposition)
+        stepped = problem.fill(shrunk)
+        downhill = stepped - filled
         size, length = norm(downhill, dim=(1, 2, 3)), norm(shrunk, dim=(1, 2, 3)).clamp(min=_TINY)
         finished = size <= rounding * length
-        better = (size < before) | finished
-        done = finished | (better & (size <= tol * length))
-        estimate[index[better]] = shrunk[better]
-        settled[index[better]] = (unknown + downhill)[better]
+        worse = ~((size < before) | finished)
+        done = finished | (~worse & (size <= tol * length))
         taken[index[done]] = step
-        go_on = better & ~done
-        if step == steps or not bool(go_on.any()):
-            break
-        if not bool(go_on.all()):
-            index, problem, derivative = index[go_on], problem.of(go_on), derivative.of(go_on)
-            unknown, downhill = unknown[go_on], downhill[go_on]
-            size, length, damping = size[go_on], length[go_on], damping[go_on]
+        leaves = torch.ones_like(done) if step == steps else done | worse
+        if bool(leaves.any()):
+            ahead, back, gone = leaves & ~worse, leaves & worse, index[leaves]
+            estimates[index[ahead]], settled[index[ahead]] = shrunk[ahead], stepped[ahead]
+            estimates[index[back]], settled[index[back]] = last_shrunk[back], last_stepped[back]
+            if len(gone) == len(index):
+                break
+            stays = ~leaves
+            index, problem, damping = index[stays], problem.of(stays), damping[stays]
+            decomposition = decomposition.of(stays.repeat_interleave(problem.x.shape[1]))
+            filled, shrunk, stepped, downhill = filled[stays], shrunk[stays], stepped[stays], downhill[stays]
+            size, length = size[stays], length[stays]
         # Far from the minimum the Hessian is trusted less, in proportion to the gradient (Levenberg, Marquardt).
         added = (damping * size / length)[:, None, None, None]
-        unknown = unknown + _solve_hessian(derivative, problem.unseen, downhill, NEWTON_ITERATIONS, 0.1, added)
-        before = size
-    return estimate, settled, taken
+        derivative = problem.derivative(decomposition)
+        filled = filled + _solve_hessian(derivative, problem.unseen, downhill, NEWTON_ITERATIONS, 0.1, added)
+        before, last_shrunk, last_stepped = size, shrunk, stepped
+    return estimates, settled, taken
 
 
 def local_average(x: Tensor, mask: Tensor) -> Tensor:
@@ -287,7 +313,7 @@ def _implicit_gradient(
     symmetric and positive), then  Ā = mask∘J v.
     """
     problem = _Problem(x, (~mask).to(x.dtype), threshold, mixing)
-    _, derivative = problem.shrink(estimate * problem.unseen)
+    derivative = problem.derivative(problem.decompose(problem.fill(estimate)))
     precision = 10 * torch.finfo(x.dtype).eps
     start = derivative(outgoing) * problem.unseen
     adjoint = outgoing + _solve_hessian(derivative, problem.unseen, start, ADJOINT_ITERATIONS, precision)
@@ -309,22 +335,24 @@ def _solve_hessian(
     """Solve ((1 + damping)I − unseen∘J) v = target on the unobserved entries, by conjugate gradients."""
     tiny, eps = torch.finfo(target.dtype).tiny, torch.finfo(target.dtype).eps
     solution, residual, direction = torch.zeros_like(target), target, target
-    size = _dot(residual, residual)
+    size = along = _dot(residual, residual)
     goal = size * precision**2
     for _ in range(max_iter):
         if not bool((size > goal).any()):
             break
-        image = torch.addcmul(direction, unseen, derivative(direction), value=-1).add_(direction * damping)
+        image = (direction * (1 + damping)).addcmul_(unseen, derivative(direction), value=-1)
         curvature = _dot(direction, image)
         # A block that has converged, or has come to a direction in which the problem is flat, stands still.
-        steep = curvature > 100 * eps * _dot(direction, direction)
+        steep = curvature > 100 * eps * along
         goal = torch.where(steep, goal, torch.inf)
         length = torch.where(size > goal, size / curvature.clamp(min=tiny), 0)
         solution.addcmul_(length, direction)
         residual = residual.addcmul(length, image, value=-1)
         smaller = _dot(residual, residual)
-        direction = torch.addcmul(residual, smaller / size.clamp(min=tiny), direction)
-        size = smaller
+        turn = smaller / size.clamp(min=tiny)
+        direction = torch.addcmul(residual, turn, direction)
+        # The residual is orthogonal to the last direction, so their squares add up.
+        size, along = smaller, smaller + turn.square() * along
     return solution
 
 

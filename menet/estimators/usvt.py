@@ -52,7 +52,7 @@ class _Truncate(torch.autograd.Function):
         keep_decomposition = context.needs_input_grad[0]
 
         def truncate(x: Tensor, share: Tensor) -> tuple[Tensor, ...]:
-            values, vectors = linalg.eigh_of_gram(x)
+            _, values, vectors = linalg.decompose(x)
             size = x.shape[-1]
             if keep == "universal":
                 kept = values >= (2 + eta) * (x.shape[-2] * share).sqrt()[:, None]
@@ -71,7 +71,9 @@ class _Truncate(torch.autograd.Function):
     def backward(context: Any, outgoing: Tensor) -> tuple[Tensor | None, ...]:
         x, share, *decomposition = context.saved_tensors
         (of_x,) = in_chunks(
-            lambda outgoing, x, *decomposition: (linalg.truncate_derivative(x, *decomposition)(outgoing),),
+            lambda outgoing, x, values, vectors, kept: (
+                linalg.truncate_derivative(linalg.Decomposition(x, values, vectors), kept)(outgoing),
+            ),
             [outgoing / _nonzero(share)[:, None, None], x, *decomposition],
         )
         return of_x, None, None, None

@@ -3,9 +3,10 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from menet.evaluation.accuracy import Accuracy, accuracy
+from scipy.stats import wilcoxon
+
+from menet.evaluation.accuracy import Accuracy, accuracy, correctness
 from menet.evaluation.certify import certified_accuracies
-from menet.evaluation.compare import compare
 from menet.evaluation.records import Records
 from menet.report.collect import Collection, Subject
 from menet.report.words import attack_words, counted, percent, signed, size
@@ -102,20 +103,31 @@ def _of_expectation(subject: Subject, reference: Threat | None) -> list[str]:
         return []
     before, after = strongest(single), strongest(several)
     first, second = _number(before), _number(after)
-    found = compare(before, after, criterion="single")
+    examples, chance = _paired(before, after)
     masks = after.evaluation["attack"]["eot"]
-    clear = found.p_value < 0.05
+    clear = chance < 0.05
     if second.value < first.value and clear:
-        verdict = "A number from one mask per gradient overstates this defense."
+        verdict = f"A number from one mask per gradient overstates this defense (Wilcoxon p = {chance:.1g})."
     elif second.value > first.value and clear:
         verdict = "The expectation finds less here, so the smaller number counts."
     else:
-        verdict = f"On {found.examples} examples this difference may be chance (McNemar p = {found.p_value:.2g})."
+        verdict = f"On {examples} examples this difference may be chance (Wilcoxon p = {chance:.2g})."
     return [
         f"{subject.name} draws fresh masks, so an adversary can average over them. At {_size(after)} and one "
         f"mask per gradient {_told(first)} remain, with {masks} masks {_told(second)}: "
         f"{signed(100 * (second.value - first.value))} points. {verdict}"
     ]
+
+
+def _paired(first: Records, second: Records) -> tuple[int, float]:
+    """How many examples two attacks share, and how likely their shares of right masks differ so by chance."""
+    rows = {row["index"]: row for row in second.rows}
+    pairs = [(row, rows[row["index"]]) for row in first.rows if row["index"] in rows]
+    if not pairs:
+        return 0, 1.0
+    before, after = (correctness(side, "adversarial", "expected") for side in zip(*pairs, strict=True))
+    same = bool((before == after).all())
+    return len(pairs), 1.0 if same else float(wilcoxon(before, after).pvalue)
 
 
 def _of_strongest(subjects: Sequence[Subject], reference: Threat | None) -> list[str]:

@@ -81,7 +81,7 @@ def test_words_say_that_expectation_lowers_the_number_and_who_holds(collection):
     words = "\n".join(meaning(collection))
     assert "57.5%" in words
     assert "with 20 masks 35.0%" in words
-    assert "−22.5 points. A number from one mask per gradient overstates this defense." in words
+    assert "−22.5 points. A number from one mask per gradient overstates this defense" in words
     assert f"At ℓ∞ ε = 0.2 {HOSTILE} holds better than vanilla" in words
     assert "upper bound" in words
 

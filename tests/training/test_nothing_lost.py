@@ -38,10 +38,7 @@ def test_killed_and_resumed_ends_in_the_same_bits(killed):
     told = json.loads((killed / "ends.json").read_text())
     assert told["peace"] == 0
     ends = told["ends"]
-    assert ends[-1][1] == 0
-    # Those that die at a planned place did; a random moment may come after the end of the run.
-    assert [status for place, status in ends if "file" in place or "rename" in place] == [9, 9, 9]
-    assert sum(status == 9 for _, status in ends) >= 5
+    assert [status for _, status in ends] == [9, 9, 9, 9, 9, 9, 0]
     for name in (LAST, BEST):
         peace, peace_header = weights.load(killed / "peace" / name)
         fire, fire_header = weights.load(killed / "fire" / name)
