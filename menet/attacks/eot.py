@@ -17,13 +17,16 @@ from menet.errors import AttackError, ConfigurationError
 
 ROWS = 512
 """Images in one forward pass unless told otherwise."""
+CACHED = 2**18
+"""Numbers in the images of one pass of several draws on a CPU: larger ones fall out of its cache and are slower."""
 
 
 @dataclass(frozen=True)
 class ExpectedLoss:
     """The mean of `loss` over `draws` independent calls of the model, and its gradient by the images.
 
-    The draws of a batch share forward passes of at most `rows` images, so memory does not grow with `draws`.
+    The draws of a batch share forward passes of at most `rows` images, so memory does not grow with `draws`; on a
+    CPU of fewer, where that is faster.
     Only the gradient by the images is computed: the parameters' `grad` is neither read nor written.
     """
 
@@ -46,10 +49,10 @@ class ExpectedLoss:
 
     def gradient(self, images: Images) -> tuple[Losses, Images]:
         """Mean losses, and the gradient of each with respect to its image."""
-        if self.draws * len(images) <= self.rows:
-            return self._gradient_of(images, slice(None), self.draws)
+        if self.draws == 1 and len(images) <= self.rows:
+            return self._gradient_of(images, slice(None), 1)
         total, slope = images.new_zeros(len(images)), torch.zeros_like(images)
-        for block, draws in self._passes(len(images)):
+        for block, draws in self._passes(images):
             losses, part = self._gradient_of(images[block], block, draws)
             total[block] += losses
             slope[block] += part
@@ -59,7 +62,7 @@ class ExpectedLoss:
         """Mean losses alone, without the cost of a gradient."""
         total = images.new_zeros(len(images))
         with torch.no_grad():
-            for block, draws in self._passes(len(images)):
+            for block, draws in self._passes(images):
                 losses = self._losses(_repeated(images[block], draws), block, draws)
                 total[block] += _over_draws(losses, draws)
         return total / self.draws
@@ -81,11 +84,12 @@ class ExpectedLoss:
         targets = None if self.targets is None else self.targets[block].repeat(draws)
         return self.loss(logits, self.labels[block].repeat(draws), targets)
 
-    def _passes(self, examples: int) -> Iterator[tuple[slice, int]]:
+    def _passes(self, images: Tensor) -> Iterator[tuple[slice, int]]:
         # As many draws as fit in one forward pass; examples are split only when one draw does not fit.
-        for start in range(0, examples, self.rows):
-            block = slice(start, min(start + self.rows, examples))
-            together = max(1, self.rows // (block.stop - block.start))
+        fit = min(self.rows, CACHED // max(1, images[:1].numel())) if images.device.type == "cpu" else self.rows
+        for start in range(0, len(images), self.rows):
+            block = slice(start, min(start + self.rows, len(images)))
+            together = max(1, fit // (block.stop - block.start))
             for done in range(0, self.draws, together):
                 yield block, min(together, self.draws - done)
 
