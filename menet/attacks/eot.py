@@ -18,7 +18,7 @@ from menet.errors import AttackError, ConfigurationError
 ROWS = 512
 """Images in one forward pass unless told otherwise."""
 CACHED = 2**18
-"""Numbers in the images of one pass of several draws on a CPU: larger ones fall out of its cache and are slower."""
+"""Numbers in the images of one pass of several draws on a CPU: larger passes leave its cache and are slower."""
 
 
 @dataclass(frozen=True)
