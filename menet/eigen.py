@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from menet.compiled import kernels_for
+from menet import kernels
 
 
 def eigh(
@@ -30,14 +30,13 @@ def eigvalsh(matrices: Float[Tensor, "batch m m"]) -> Float[Tensor, "batch m"]:
 
 def _compiled(matrices: Tensor, *, vectors: bool) -> tuple[Tensor, Tensor] | None:
     """Eigenvalues and eigenvectors (as rows) by the compiled solver, or nothing where it is not for these."""
-    kernels = kernels_for(matrices)
-    if kernels is None:
+    if not kernels.suit(matrices):
         return None
+    from menet.kernels.eigenvectors import eigh_of_each
+
     matrices = matrices.detach().contiguous()
     wanted = matrices.shape[-1] if vectors else 0
     values, rows = matrices.new_empty(matrices.shape[:-1]), matrices.new_empty(*matrices.shape[:-1], wanted)
     precision = torch.finfo(matrices.dtype)
-    converged = kernels.eigh_of_each(
-        matrices.numpy(), values.numpy(), rows.numpy(), precision.eps, precision.tiny
-    )
+    converged = eigh_of_each(matrices.numpy(), values.numpy(), rows.numpy(), precision.eps, precision.tiny)
     return (values, rows) if converged else None

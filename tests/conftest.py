@@ -13,12 +13,12 @@ from jaxtyping import config, install_import_hook
 # Installed before any test imports the package, so that a wrong shape inside it fails a test.
 install_import_hook("menet", "runtime_types.check")
 
-# All but the compiled loops: numba must see the functions themselves, so this module is loaded past the hook.
-_spec = importlib.util.spec_from_file_location(
-    "menet.kernels", Path(__file__).parents[1] / "menet" / "kernels.py"
-)
-sys.modules["menet.kernels"] = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(sys.modules["menet.kernels"])
+# All but the compiled loops: numba must see the functions themselves, so these modules are loaded past the hook.
+for _name in ("compiling", "eigenvectors", "completion", "variation"):
+    _path = Path(__file__).parents[1] / "menet" / "kernels" / f"{_name}.py"
+    _spec = importlib.util.spec_from_file_location(f"menet.kernels.{_name}", _path)
+    sys.modules[_spec.name] = importlib.util.module_from_spec(_spec)
+    _spec.loader.exec_module(sys.modules[_spec.name])
 
 
 @pytest.fixture(scope="session")

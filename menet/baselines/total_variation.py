@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.functional import normalize, pad
 
-from menet import masks
+from menet import kernels, masks
 from menet.chunks import in_chunks
 from menet.errors import ConfigurationError
 from menet.preprocessed import Gradient, Preprocessed
@@ -238,7 +238,39 @@ class _Problem:
 def _solve(
     x: Tensor, mask: Tensor, weight: float, tol: float, max_iter: int, states: bool = True
 ) -> tuple[Tensor, ...]:
-    """The estimates and, if asked for, the states they stand for on the common scale, batch first again."""
+    """The estimates and, if asked for, the states they stand for on the common scale.
+
+    For small images on a CPU the same steps are in `kernels/variation.py`, compiled.
+    """
+    solve = _compiled if kernels.suit(x) and x.shape[-2] <= kernels.LARGEST else _batched
+    return solve(x, mask, weight, tol, max_iter, states)
+
+
+def _compiled(
+    x: Tensor, mask: Tensor, weight: float, tol: float, max_iter: int, states: bool
+) -> tuple[Tensor, ...]:
+    from menet.kernels.variation import minimise_each
+
+    batch, height, width = x.shape
+    bases, inverse = _cosine_basis(x.movedim(0, -1), STEP_OF_RESIDUAL / (STEP_OF_DIFFERENCES * weight))
+    kept = batch if states else 0
+    shapes = ((kept, height, width), (kept, height - 1, width), (kept, height, width - 1))
+    estimate, state = torch.empty_like(x), tuple(x.new_empty(shape) for shape in shapes)
+    minimise_each(
+        x.numpy(),
+        mask.numpy(),
+        tuple(basis.numpy() for basis in bases),
+        inverse[..., 0].numpy(),
+        (float(weight), float(tol), max_iter, STEP_OF_DIFFERENCES, STEP_OF_RESIDUAL, RELAXATION, CHECK_EVERY),
+        estimate.numpy(),
+        tuple(part.numpy() for part in state),
+    )
+    return (estimate, *state) if states else (estimate,)
+
+
+def _batched(
+    x: Tensor, mask: Tensor, weight: float, tol: float, max_iter: int, states: bool
+) -> tuple[Tensor, ...]:
     problem = _Problem(_batch_last(x), _batch_last(mask), weight)
     state = problem.first()
     found = [torch.zeros_like(part) for part in ((problem.x, *state) if states else (problem.x,))]

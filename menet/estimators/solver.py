@@ -18,9 +18,8 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from menet import linalg
+from menet import kernels, linalg
 from menet.chunks import in_chunks
-from menet.compiled import kernels_for
 
 # Gradient steps before the first of Newton's, and Newton's steps per attempt.
 FIRST_STEPS = 6
@@ -114,7 +113,7 @@ def _iterate(
 ) -> tuple[Tensor, Tensor]:
     """Solve one chunk: gradient steps, then Newton's, in turn, until every block is done.
 
-    For matrices on a CPU the same steps are in `kernels.complete_each`, compiled: there most of the time would go
+    For matrices on a CPU the same steps are in `kernels/completion.py`, compiled: there most of the time would go
     into calls and into passes over memory.
     """
     found = _compiled(x, mask, threshold, tol, max_iter) if mixing is None else None
@@ -125,14 +124,15 @@ def _compiled(
     x: Tensor, mask: Tensor, threshold: Tensor, tol: float, max_iter: int
 ) -> tuple[Tensor, Tensor] | None:
     """Blocks of one slice by the compiled solver, or nothing where it is not for these."""
-    kernels = kernels_for(x)
-    if kernels is None:
+    if not kernels.suit(x):
         return None
+    from menet.kernels.completion import complete_each
+
     estimate, iterations = torch.empty_like(x), torch.empty(len(x), dtype=torch.long)
     precision = torch.finfo(x.dtype)
     settings = (float(tol), max_iter, FIRST_STEPS, NEWTON_STEPS, NEWTON_ITERATIONS, DAMPING, FIRST_MOMENTUM)
     tensors = (x[:, 0], mask[:, 0], threshold, estimate[:, 0], iterations)
-    converged = kernels.complete_each(
+    converged = complete_each(
         *(tensor.detach().numpy() for tensor in tensors), settings, precision.eps, precision.tiny
     )
     return (estimate, iterations) if converged else None

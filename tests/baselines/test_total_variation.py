@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from menet import kernels
 from menet.baselines.total_variation import TotalVariation, _Problem, objective, total_variation
 from menet.errors import ConfigurationError
 from menet.masks import bernoulli
@@ -102,3 +103,13 @@ def test_settings_that_cannot_work_are_named():
         TotalVariation(torch.nn.Identity(), weight=0)
     with pytest.raises(ConfigurationError, match=r"p is 1\.5"):
         TotalVariation(torch.nn.Identity(), p=1.5)
+
+
+@pytest.mark.parametrize("shape", [(5, 32, 32), (3, 28, 28), (2, 1, 9), (2, 6, 1), (2, 40, 17)])
+@pytest.mark.parametrize("weight", [0.03, 0.5])
+def test_compiled_loops_take_the_same_steps(shape, weight, generator, monkeypatch):
+    x = torch.rand(shape, generator=generator, dtype=torch.float64)
+    kept = torch.rand(shape, generator=generator) < 0.5
+    fast = total_variation(x, kept, weight)
+    monkeypatch.setattr(kernels, "_available", lambda: False)
+    torch.testing.assert_close(fast, total_variation(x, kept, weight), rtol=1e-7, atol=1e-9)

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from menet import compiled, eigen, masks
+from menet import eigen, kernels, masks
 from menet.estimators import NuclearNorm, SoftImpute
 from menet.estimators.checks import checked
 
@@ -81,7 +81,7 @@ def test_same_steps_as_the_solver_in_torch(estimator, shape, kind, generator, mo
     )
     mask = masks.bernoulli(smooth.shape, 0.5, generator)
     fast = estimator.solve(smooth, mask)
-    monkeypatch.setattr(compiled, "_kernels", lambda: None)
+    monkeypatch.setattr(kernels, "_available", lambda: False)
     plain = estimator.solve(smooth, mask)
     # In single precision rounding may end a matrix one step earlier or later, at the distance that `tol` allows.
     within = {"rtol": 1e-6, "atol": 1e-9} if kind == torch.float64 else {"rtol": 0, "atol": 5e-3}
@@ -90,7 +90,7 @@ def test_same_steps_as_the_solver_in_torch(estimator, shape, kind, generator, mo
 
 
 def test_without_numba_torch_does_the_work(monkeypatch, generator):
-    monkeypatch.setattr(compiled, "_kernels", lambda: None)
+    monkeypatch.setattr(kernels, "_available", lambda: False)
     x = torch.rand(3, 12, 20, generator=generator)
     mask = masks.bernoulli(x.shape, 0.7, generator)
     filled, _ = checked(x, mask, 2)

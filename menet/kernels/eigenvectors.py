@@ -1,0 +1,199 @@
+"""Eigenvectors of small symmetric matrices, one after another; `menet/eigen.py` says why."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from menet.kernels.compiling import REGISTER, Array, compiled, padded
+
+_ATTEMPTS = 40
+
+
+@compiled
+def eigh_of_each(matrices: Array, values: Array, rows: Array, eps: float, tiny: float) -> bool:
+    """Ascending eigenvalues and eigenvectors (as rows) of each symmetric matrix; False if one did not converge.
+
+    With no columns in `rows`, the eigenvalues alone.
+    """
+    size, wanted = matrices.shape[1], rows.shape[2]
+    kind = matrices.dtype
+    width = padded(size)
+    basis, scratch = np.zeros((width, width if wanted else 0), kind), scratch_for(size, kind)
+    work = scratch[0]
+    for number in range(len(matrices)):
+        for i in range(size):
+            for k in range(size):
+                work[i, k] = matrices[number, i, k]
+        if not eigh(scratch, values[number], basis, eps, tiny):
+            return False
+        for i in range(size):
+            for k in range(wanted):
+                rows[number, i, k] = basis[i, k]
+    return True
+
+
+@compiled
+def scratch_for(size: int, kind: Any) -> tuple[Array, Array, Array, Array, Array]:
+    """What `eigh` works in; the first is where it finds its matrix."""
+    width = padded(size)
+    matrix = np.zeros((width, width), kind)
+    return matrix, np.empty(size, kind), np.empty(size, kind), np.empty(width, kind), np.empty(width, kind)
+
+
+@compiled
+def eigh(
+    scratch: tuple[Array, Array, Array, Array, Array], values: Array, basis: Array, eps: float, tiny: float
+) -> bool:
+    """Decompose the matrix in `scratch`, which is used up: ascending values, and vectors as rows of `basis`."""
+    matrix, beside, weight, v, w = scratch
+    size = len(values)
+    kind = matrix.dtype
+    # Entries are brought to at most 1: squares then neither overflow nor vanish.
+    scale = kind.type(0)
+    for i in range(size):
+        for k in range(size):
+            scale = max(scale, abs(matrix[i, k]))
+    scale = max(scale, kind.type(tiny))
+    for i in range(size):
+        for k in range(size):
+            matrix[i, k] /= scale
+    _tridiagonal(matrix, values, beside, weight, v, w, kind.type(tiny))
+    if basis.shape[1]:
+        _accumulate(matrix, weight, basis)
+    converged = _diagonal(values, beside, basis, kind.type(eps))
+    _sort(values, basis)
+    for i in range(size):
+        values[i] *= scale
+    return converged
+
+
+@compiled
+def _tridiagonal(
+    a: Array, diagonal: Array, beside: Array, weight: Array, v: Array, w: Array, tiny: float
+) -> None:
+    """Householder's reduction, from the last row up. Row i keeps the vector of its reflection, I − weight·vvᵀ."""
+    size, width = len(diagonal), a.shape[1]
+    zero, half, one = a.dtype.type(0), a.dtype.type(0.5), a.dtype.type(1)
+    for i in range(size - 1, 0, -1):
+        end = min((i + REGISTER - 1) // REGISTER * REGISTER, width)
+        diagonal[i] = a[i, i]
+        for k in range(i, end):
+            a[i, k] = zero
+        square = zero
+        for k in range(end):
+            square += a[i, k] * a[i, k]
+        last = a[i, i - 1]
+        if square - last * last <= tiny:
+            beside[i - 1] = last
+            weight[i] = zero
+            continue
+        reflected = math.copysign(math.sqrt(square), -last)
+        beside[i - 1] = reflected
+        a[i, i - 1] = last - reflected
+        scale = one / (square - last * reflected)
+        weight[i] = scale
+        for k in range(end):
+            v[k] = a[i, k]
+            w[k] = zero
+        # w = weight·Av, four rows at a time so that w is read and written less often.
+        whole = i // 4 * 4
+        for r in range(0, whole, 4):
+            v0, v1, v2, v3 = v[r] * scale, v[r + 1] * scale, v[r + 2] * scale, v[r + 3] * scale
+            for k in range(end):
+                w[k] += v0 * a[r, k] + v1 * a[r + 1, k] + v2 * a[r + 2, k] + v3 * a[r + 3, k]
+        for r in range(whole, i):
+            v0 = v[r] * scale
+            for k in range(end):
+                w[k] += v0 * a[r, k]
+        for k in range(i, end):
+            w[k] = zero
+        along = zero
+        for k in range(end):
+            along += w[k] * v[k]
+        along *= scale * half
+        for k in range(end):
+            w[k] -= along * v[k]
+        for r in range(i):
+            v0, w0 = v[r], w[r]
+            for k in range(end):
+                a[r, k] -= v0 * w[k] + w0 * v[k]
+    diagonal[0] = a[0, 0]
+    beside[size - 1] = zero
+
+
+@compiled
+def _accumulate(a: Array, weight: Array, basis: Array) -> None:
+    """The product of the reflections kept in the rows of `a`, transposed."""
+    size, width = len(weight), a.shape[1]
+    for i in range(size):
+        for k in range(width):
+            basis[i, k] = 0
+        basis[i, i] = 1
+    for i in range(1, size):
+        scale = weight[i]
+        if scale == 0:
+            continue
+        end = min((i + REGISTER - 1) // REGISTER * REGISTER, width)
+        for r in range(i):
+            along = a.dtype.type(0)
+            for k in range(end):
+                along += basis[r, k] * a[i, k]
+            along *= scale
+            for k in range(end):
+                basis[r, k] -= along * a[i, k]
+
+
+@compiled
+def _diagonal(d: Array, e: Array, basis: Array, eps: float) -> bool:
+    """The implicit QL iteration on a tridiagonal matrix, its rotations applied to the rows of `basis`."""
+    size, width = len(d), basis.shape[1]
+    zero, one, two = d.dtype.type(0), d.dtype.type(1), d.dtype.type(2)
+    for low in range(size):
+        settled = False
+        for _ in range(_ATTEMPTS):
+            high = low
+            while high < size - 1 and abs(e[high]) > eps * (abs(d[high]) + abs(d[high + 1])):
+                high += 1
+            if high == low:
+                settled = True
+                break
+            # Wilkinson's shift.
+            g = (d[low + 1] - d[low]) / (two * e[low])
+            g = d[high] - d[low] + e[low] / (g + math.copysign(math.sqrt(g * g + one), g))
+            s, c, p = one, one, zero
+            for i in range(high - 1, low - 1, -1):
+                f, b = s * e[i], c * e[i]
+                r = math.sqrt(f * f + g * g)
+                e[i + 1] = r
+                if r > zero:
+                    s, c = f / r, g / r
+                else:
+                    s, c = zero, one
+                g = d[i + 1] - p
+                r = (d[i] - g) * s + two * c * b
+                p = s * r
+                d[i + 1] = g + p
+                g = c * r - b
+                for k in range(width):
+                    above, below = basis[i, k], basis[i + 1, k]
+                    basis[i, k] = c * above - s * below
+                    basis[i + 1, k] = s * above + c * below
+            d[low] -= p
+            e[low] = g
+            e[high] = zero
+        if not settled:
+            return False
+    return True
+
+
+@compiled
+def _sort(values: Array, rows: Array) -> None:
+    """Bring the values, and the rows with them, into ascending order; few are out of it."""
+    for last in range(1, len(values)):
+        i = last
+        while i > 0 and values[i - 1] > values[i]:
+            values[i - 1], values[i] = values[i], values[i - 1]
+            for k in range(rows.shape[1]):
+                rows[i - 1, k], rows[i, k] = rows[i, k], rows[i - 1, k]
+            i -= 1
