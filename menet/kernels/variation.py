@@ -14,13 +14,13 @@ _CHECKS = 3
 def minimise_each(
     x: Array,
     mask: NDArray[np.bool_],
-    bases: tuple[Array, Array],
-    inverse: Array,
+    basis: Array,
+    frequencies: Array,
     settings: tuple[float, float, int, float, float, float, int],
     estimate: Array,
     states: tuple[Array, Array, Array],
 ) -> None:
-    """Solve each.
+    """Solve each. In `basis` differences along a row are diagonal, with `frequencies`.
 
     The numbers of `settings` are weight, tol, max_iter, the steps of differences and of the residual, the
     relaxation, and how often to check. `states` receives what the estimates stand for on the common scale, if
@@ -40,10 +40,10 @@ def minimise_each(
     )
     rows, columns = np.empty((height - 1, width), kind), np.empty((height, width - 1), kind)
     of_rows, of_columns = np.empty(height - 1, kind), np.empty(width - 1, kind)
-    down, across = bases
     level, residual_level = kind.type(1 / step_of_differences), kind.type(1 / step_of_residual)
     ratio = kind.type(step_of_residual / (step_of_differences * weight))
     over = kind.type(relaxation)
+    inverses = _pivots(height, frequencies, ratio)
     history = np.empty(_CHECKS, np.float64)
     for number in range(len(x)):
         for i in range(height):
@@ -61,13 +61,9 @@ def minimise_each(
             exact = _reflect(
                 target, seen, whole, rows, columns, level, residual_level, ratio, cut, right, of_rows, of_columns
             )
-            np.dot(down, right, spare)
-            np.dot(spare, across.T, right)
-            for i in range(height):
-                for j in range(width):
-                    right[i, j] *= inverse[i, j]
-            np.dot(down.T, right, spare)
-            np.dot(spare, across, z)
+            np.dot(right, basis.T, spare)
+            _solve(inverses, ratio, spare)
+            np.dot(spare, basis, z)
             _relax(z, cut, over, of_rows, of_columns, whole, rows, columns)
             last = iteration == max_iter
             if not last and iteration % check_every:
@@ -96,6 +92,36 @@ def minimise_each(
             states[0][number] = whole
             states[1][number] = rows
             states[2][number] = columns
+
+
+@compiled
+def _pivots(height: int, frequencies: Array, ratio: Number) -> Array:
+    """One over the pivots of ratio + frequency + DᵀD, tridiagonal along a column, for each frequency."""
+    inverses = np.empty((height, len(frequencies)), frequencies.dtype)
+    for i in range(height):
+        neighbours = (i > 0) + (i < height - 1)
+        for k in range(len(frequencies)):
+            pivot = ratio + frequencies[k] + neighbours
+            if i:
+                pivot -= inverses[i - 1, k]
+            inverses[i, k] = 1 / pivot
+    return inverses
+
+
+@compiled
+def _solve(inverses: Array, ratio: Number, right: Array) -> None:
+    """(1 + (frequency + DᵀD)/ratio)⁻¹ of each column, in its place."""
+    height, width = right.shape
+    for k in range(width):
+        right[0, k] *= ratio
+    for i in range(1, height):
+        for k in range(width):
+            right[i, k] = ratio * right[i, k] + right[i - 1, k] * inverses[i - 1, k]
+    for k in range(width):
+        right[height - 1, k] *= inverses[height - 1, k]
+    for i in range(height - 2, -1, -1):
+        for k in range(width):
+            right[i, k] = (right[i, k] + right[i + 1, k]) * inverses[i, k]
 
 
 @compiled
@@ -200,11 +226,12 @@ def _reflect(
             of_columns[j] += columns[i, j] * columns[i, j]
     for j in range(width - 1):
         of_columns[j] = min(level / math.sqrt(max(of_columns[j], least)), one)
+    inverse = one / ratio
     for i in range(height):
         for j in range(width - 1):
-            right[i, j + 1] += columns[i, j] * ((one - two * of_columns[j]) / ratio)
+            right[i, j + 1] += columns[i, j] * (inverse - two * inverse * of_columns[j])
         for j in range(width - 1):
-            right[i, j] -= columns[i, j] * ((one - two * of_columns[j]) / ratio)
+            right[i, j] -= columns[i, j] * (inverse - two * inverse * of_columns[j])
     return share == one
 
 
