@@ -64,11 +64,15 @@ class Reproduce:
     """Folder that holds the datasets; `MENET_DATA` or the user's cache folder unless given."""
 
     out: Path = Path("runs/reproduce")
-    """Folder of jobs, results and RESULTS.md; for Ray one that all machines see."""
+    """Folder of jobs, results and RESULTS.md; for Ray one that all machines see, or any with `--store`."""
+
+    store: str | None = None
+    """An fsspec address (s3://…, gs://…, sftp://…, a path) where all jobs are kept as well; machines that share
+    it need not share the folder."""
 
     def __call__(self) -> int:
         scale = by_name(self.scale)
-        places = Places(self.out.absolute(), self.root, self.device)
+        places = Places(self.out.absolute(), self.root, self.device, address=self.store)
         if self.list:
             show_list(scale, places)
             return 0

@@ -52,7 +52,9 @@ class _Truncate(torch.autograd.Function):
         keep_decomposition = context.needs_input_grad[0]
 
         def truncate(x: Tensor, share: Tensor) -> tuple[Tensor, ...]:
-            _, values, vectors = linalg.decompose(x)
+            # The singular values at the cut are small ones, and close: in single precision the Gram matrix would
+            # not tell their vectors apart well enough.
+            _, values, vectors = (part.to(x.dtype) for part in linalg.decompose(x.double()))
             size = x.shape[-1]
             if keep == "universal":
                 kept = values >= (2 + eta) * (x.shape[-2] * share).sqrt()[:, None]

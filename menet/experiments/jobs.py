@@ -18,6 +18,7 @@ from menet.attacks import Margin
 from menet.defense import MENet
 from menet.errors import ConfigurationError
 from menet.evaluation import CertificateSettings, Records, Settings, assign, certify, evaluate, read_folder
+from menet.experiments.store import Store
 from menet.preprocessed import Preprocessed
 from menet.training import TrainingConfig, load_model, train
 from menet.training.prepare import prepare
@@ -25,6 +26,9 @@ from menet.training.prepare import prepare
 FORMAT = 1
 """Part of every key: raised when a job of the same configuration would compute something else."""
 
+
+DONE = "done.json"
+"""The marker of a finished job, in its folder."""
 
 JobKind = TypeVar("JobKind", bound="Job")
 
@@ -39,10 +43,28 @@ class Places:
     device: str = "cpu"
     threads: int = 1
     """Of each job; results of one seed agree to the last bit only for one number of threads."""
+    address: str | None = None
+    """Where job folders are kept beyond this machine; any address that fsspec knows."""
 
     def folder(self, job: "Job") -> Path:
-        """The folder that a job writes to and those that need it read from."""
-        return self.root / job.kind / job.key[:20]
+        """The folder that a job writes to."""
+        return self.root / self.name(job)
+
+    def name(self, job: "Job") -> str:
+        """The name of a job's folder, here and in the store."""
+        return f"{job.kind}/{job.key[:20]}"
+
+    @property
+    def store(self) -> Store | None:
+        """The store at `address`, if there is one."""
+        return None if self.address is None else Store(self.address)
+
+    def ready(self, job: "Job") -> Path:
+        """The folder of a finished job, to read from; brought here first where only the store has it."""
+        folder, store = self.folder(job), self.store
+        if store is not None and not (folder / DONE).is_file():
+            store.bring(self.name(job), folder, DONE)
+        return folder
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +153,7 @@ class Train(Job):
     def run(self, folder: Path, places: Places) -> None:
         config = self.config
         if self.prepared is not None:
-            config = replace(config, prepared=str(places.folder(self.prepared) / "set"))
+            config = replace(config, prepared=str(places.ready(self.prepared) / "set"))
         train(config, folder / "run", root=places.data)
 
     def title(self) -> str:
@@ -183,7 +205,7 @@ class Evaluate(Job):
         }
 
     def run(self, folder: Path, places: Places) -> None:
-        model = load_model(places.folder(self.model) / "run")
+        model = load_model(places.ready(self.model) / "run")
         settings = dict(self.settings)
         kappa = settings.pop("kappa", None)
         if kappa is not None:
@@ -191,7 +213,7 @@ class Evaluate(Job):
         words, loader = self.attack, None
         options = {"gradient": self.gradient} if self.gradient and isinstance(model, Preprocessed) else {}
         if self.source is not None:
-            copy = load_model(places.folder(self.source) / "run")
+            copy = load_model(places.ready(self.source) / "run")
             options["on"], loader = "copy", lambda _: copy
         elif self.gray and isinstance(model, Preprocessed):
             options["on"] = "classifier"
@@ -218,7 +240,7 @@ class Evaluate(Job):
 
     def records(self, places: Places) -> Records:
         """The rows it made."""
-        (found,) = read_folder(places.folder(self) / "records").values()
+        (found,) = read_folder(places.ready(self) / "records").values()
         return found
 
     def title(self) -> str:
@@ -245,7 +267,7 @@ class Certify(Job):
         return {"model": self.model.key, "settings": vars(self.settings)}
 
     def run(self, folder: Path, places: Places) -> None:
-        model = load_model(places.folder(self.model) / "run")
+        model = load_model(places.ready(self.model) / "run")
         if not isinstance(model, MENet):
             raise ConfigurationError(f"model is a {type(model).__name__}; certificates need a MENet")
         dataset = data.load(self.model.config.dataset, "test", places.data)
@@ -253,7 +275,7 @@ class Certify(Job):
 
     def records(self, places: Places) -> Records:
         """The rows it made."""
-        (found,) = read_folder(places.folder(self) / "records").values()
+        (found,) = read_folder(places.ready(self) / "records").values()
         return found
 
     def title(self) -> str:

@@ -32,7 +32,7 @@ class Measurement(Job):
 
     def result(self, places: Places) -> Any:
         """What it measured."""
-        return json.loads((places.folder(self) / "result.json").read_text("utf-8"))
+        return json.loads((places.ready(self) / "result.json").read_text("utf-8"))
 
     def run(self, folder: Path, places: Places) -> None:
         write_atomically(folder / "result.json", json.dumps(self.measure(places)))
@@ -150,7 +150,7 @@ class Vectors(Job):
         return {"attacked": self.attacked.key}
 
     def run(self, folder: Path, places: Places) -> None:
-        model = load_model(places.folder(self.attacked.model) / "run")
+        model = load_model(places.ready(self.attacked.model) / "run")
         save_features(features_of(model, self.attacked.records(places)), folder)
 
     def title(self) -> str:

@@ -134,5 +134,5 @@ def _panel(figure: Figure, panel: Panel, places: Places, outcomes: Mapping[str, 
             sources[name] = job.result(places)
         else:
             # Vectors and images stay where they are; a report reads them there.
-            sources[name] = {"folder": str(places.folder(job).relative_to(places.root))}
+            sources[name] = {"folder": str(places.ready(job).relative_to(places.root))}
     return {"title": panel.title, "curves": curves, "sources": sources}

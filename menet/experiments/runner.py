@@ -18,10 +18,10 @@ from typing import Literal, Protocol, TextIO, runtime_checkable
 import torch
 
 from menet.errors import ConfigurationError, MenetError
-from menet.experiments.jobs import Job, Places
+from menet.experiments.jobs import DONE, Job, Places
 from menet.files import write_atomically
 
-DONE, LOG, DESCRIPTION = "done.json", "log.txt", "job.json"
+LOG, DESCRIPTION = "log.txt", "job.json"
 RETRIES = 2
 """How often a job is tried again whose process died; one that raised an error is not."""
 
@@ -56,11 +56,23 @@ class Engine(Protocol):
 
 def finished(job: Job, places: Places) -> float | None:
     """The seconds that a finished job took; None for one that is not finished."""
-    try:
-        marker = json.loads((places.folder(job) / DONE).read_text("utf-8"))
-        return float(marker["seconds"]) if marker["key"] == job.key else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    for read in (_marker_here, _marker_in_store):
+        try:
+            marker = json.loads(read(job, places) or b"{}")
+            if marker["key"] == job.key:
+                return float(marker["seconds"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return None
+
+
+def _marker_here(job: Job, places: Places) -> bytes | None:
+    return (places.folder(job) / DONE).read_bytes()
+
+
+def _marker_in_store(job: Job, places: Places) -> bytes | None:
+    store = places.store
+    return None if store is None else store.read(f"{places.name(job)}/{DONE}")
 
 
 def execute(job: Job, places: Places) -> Outcome:
@@ -72,6 +84,17 @@ def execute(job: Job, places: Places) -> Outcome:
     folder = places.folder(job)
     if finished(job, places) is not None:
         return Outcome(job.key, job.title(), "kept")
+    store = places.store
+    if store is None:
+        return _execute(job, folder, places)
+    if not folder.exists():
+        # What a machine that is gone has left of this job is where to go on.
+        store.bring(places.name(job), folder, DONE)
+    with store.mirroring(places.name(job), folder, DONE):
+        return _execute(job, folder, places)
+
+
+def _execute(job: Job, folder: Path, places: Places) -> Outcome:
     folder.mkdir(parents=True, exist_ok=True)
     description = {"kind": job.kind, "title": job.title(), "key": job.key, **job.content()}
     write_atomically(folder / DESCRIPTION, json.dumps(description, indent=1, ensure_ascii=False))

@@ -2,7 +2,7 @@
 
 Each has a form in torch beside the code that calls it: for other devices, for larger matrices, and for where
 numba is not installed. The modules here are imported when they are first called, because numba takes a while to
-load. Compiled code is kept beside them (or in the user's cache folder), so that it is compiled once.
+load. Compiled code is kept in the user's cache folder, so that it is compiled once.
 """
 
 from functools import cache

@@ -1,10 +1,14 @@
 """How loops are compiled, and what they share."""
 
+import hashlib
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numba
 import numpy as np
+import pooch
 from numpy.typing import NDArray
 
 Array = NDArray[np.floating]
@@ -16,12 +20,30 @@ REGISTER = 16
 
 def compiled(function: Callable[..., Any]) -> Any:
     """Compile at the first call, free of the interpreter's lock; keep the result on disk if there is a place."""
-    # Sums may be reordered and products fused, but NaN and infinity keep their meaning.
-    options = {"nogil": True, "error_model": "numpy", "fastmath": {"contract", "reassoc", "arcp", "nsz"}}
+    # Sums may be reordered and products fused. Not more: NaN and infinity keep their meaning, and a quotient
+    # stays one, because the reciprocal of a tiny number may be infinite where the quotient is not.
+    options = {"nogil": True, "error_model": "numpy", "fastmath": {"contract", "reassoc", "nsz"}}
+    before = numba.config.CACHE_DIR
     try:
+        numba.config.CACHE_DIR = str(_folder())
         return numba.njit(cache=True, **options)(function)
-    except RuntimeError:  # nowhere to keep the compiled code
+    except (RuntimeError, OSError):  # nowhere to keep the compiled code
         return numba.njit(**options)(function)
+    finally:
+        numba.config.CACHE_DIR = before
+
+
+@cache
+def _folder() -> Path:
+    """Where compiled code is kept: a folder of these sources' content.
+
+    Left to itself, numba looks only at the file of the function itself, and would keep code compiled from what
+    another file was before.
+    """
+    content = hashlib.sha256()
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        content.update(source.read_bytes())
+    return Path(pooch.os_cache("menet")) / "compiled" / content.hexdigest()[:16]
 
 
 @compiled

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from menet.kernels.compiling import REGISTER, Array, compiled, padded
+from menet.kernels.compiling import REGISTER, Array, Number, compiled, padded
 
 _ATTEMPTS = 40
 
@@ -34,19 +34,19 @@ def eigh_of_each(matrices: Array, values: Array, rows: Array, eps: float, tiny: 
 
 
 @compiled
-def scratch_for(size: int, kind: Any) -> tuple[Array, Array, Array, Array, Array]:
+def scratch_for(size: int, kind: Any) -> tuple[Array, Array, Array, Array, Array, Array]:
     """What `eigh` works in; the first is where it finds its matrix."""
     width = padded(size)
-    matrix = np.zeros((width, width), kind)
-    return matrix, np.empty(size, kind), np.empty(size, kind), np.empty(width, kind), np.empty(width, kind)
+    matrix, spare = np.zeros((width, width), kind), np.zeros((width, width), kind)
+    return matrix, spare, np.empty(size, kind), np.empty(size, kind), np.empty(width, kind), np.empty(width, kind)
 
 
 @compiled
 def eigh(
-    scratch: tuple[Array, Array, Array, Array, Array], values: Array, basis: Array, eps: float, tiny: float
+    scratch: tuple[Array, Array, Array, Array, Array, Array], values: Array, basis: Array, eps: float, tiny: float
 ) -> bool:
     """Decompose the matrix in `scratch`, which is used up: ascending values, and vectors as rows of `basis`."""
-    matrix, beside, weight, v, w = scratch
+    matrix, spare, beside, weight, v, w = scratch
     size = len(values)
     kind = matrix.dtype
     # Entries are brought to at most 1: squares then neither overflow nor vanish.
@@ -62,6 +62,8 @@ def eigh(
     if basis.shape[1]:
         _accumulate(matrix, weight, basis)
     converged = _diagonal(values, beside, basis, kind.type(eps))
+    if basis.shape[1]:
+        _orthonormalise(basis, matrix, spare)
     _sort(values, basis)
     for i in range(size):
         values[i] *= scale
@@ -149,11 +151,14 @@ def _diagonal(d: Array, e: Array, basis: Array, eps: float) -> bool:
     """The implicit QL iteration on a tridiagonal matrix, its rotations applied to the rows of `basis`."""
     size, width = len(d), basis.shape[1]
     zero, one, two = d.dtype.type(0), d.dtype.type(1), d.dtype.type(2)
+    large, faint = d.dtype.type(1e15), d.dtype.type(1e-30)
+    # Next to the whole matrix, whose entries are at most 1, this is rounding: a block of rank zero is left alone.
+    noise = eps * eps
     for low in range(size):
         settled = False
         for _ in range(_ATTEMPTS):
             high = low
-            while high < size - 1 and abs(e[high]) > eps * (abs(d[high]) + abs(d[high + 1])):
+            while high < size - 1 and abs(e[high]) > eps * (abs(d[high]) + abs(d[high + 1])) + noise:
                 high += 1
             if high == low:
                 settled = True
@@ -164,7 +169,11 @@ def _diagonal(d: Array, e: Array, basis: Array, eps: float) -> bool:
             s, c, p = one, one, zero
             for i in range(high - 1, low - 1, -1):
                 f, b = s * e[i], c * e[i]
-                r = math.sqrt(f * f + g * g)
+                square = f * f + g * g
+                r: Number = math.sqrt(square)
+                if square <= faint:
+                    # Where squares would vanish.
+                    r = math.sqrt((f * large) * (f * large) + (g * large) * (g * large)) / large
                 e[i + 1] = r
                 if r > zero:
                     s, c = f / r, g / r
@@ -185,6 +194,17 @@ def _diagonal(d: Array, e: Array, basis: Array, eps: float) -> bool:
         if not settled:
             return False
     return True
+
+
+@compiled
+def _orthonormalise(basis: Array, product: Array, spare: Array) -> None:
+    """One step of Newton and Schulz: takes off what a thousand rotations have left of rounding."""
+    np.dot(basis, basis.T, product)
+    np.dot(product, basis, spare)
+    more, less = basis.dtype.type(1.5), basis.dtype.type(0.5)
+    for i in range(basis.shape[0]):
+        for k in range(basis.shape[1]):
+            basis[i, k] = more * basis[i, k] - less * spare[i, k]
 
 
 @compiled

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from menet import eigen, kernels, masks
-from menet.estimators import NuclearNorm, SoftImpute
+from menet.data import load
+from menet.estimators import USVT, NuclearNorm, SoftImpute
 from menet.estimators.checks import checked
 
 KINDS = {torch.float32: 2e-5, torch.float64: 1e-13}
@@ -51,6 +52,26 @@ def test_any_scale_rank_and_repetition(size, rank, magnitude, repeated, seed):
         values = (values * 3).round()
     matrix = ((basis * values) @ basis.mT * 10.0**magnitude)[None]
     is_decomposition(matrix, *eigen.eigh(matrix), 2e-5)
+
+
+@pytest.mark.parametrize("faint", [1e-10, 1e-17, 1e-25, 1e-38, 1e-44, 0.0])
+def test_parts_that_almost_vanish(faint, generator):
+    parts = torch.randn(40, 2, 14, 14, generator=generator)
+    parts = parts @ parts.mT
+    matrices = torch.zeros(40, 28, 28)
+    matrices[:, :14, :14], matrices[:, 14:, 14:] = parts[:, 0], faint * parts[:, 1]
+    is_decomposition(matrices, *eigen.eigh(matrices), 2e-5)
+
+
+@pytest.mark.parametrize("p", [0.01, 0.05, 0.1, 0.3, 0.6])
+def test_digits_with_their_empty_borders(p, generator):
+    digits = load("digits", "test").batch(slice(0, 60))[0][:, 0]
+    mask = masks.bernoulli(digits.shape, p, generator)
+    for estimator in (NuclearNorm(), SoftImpute(), USVT()):
+        estimate = estimator(digits, mask)
+        assert bool(estimate.isfinite().all())
+        exact = estimator(digits.double(), mask)
+        assert bool(((estimate - exact).abs() < 0.05).all())
 
 
 def test_diagonal_zero_and_empty():

@@ -1,6 +1,10 @@
 """From plans to RESULTS.md with real jobs, as small as they can be."""
 
+import contextlib
 import json
+import os
+import signal
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -124,6 +128,41 @@ def test_repeated_it_keeps_everything(made: tuple[Places, list[Plan], dict[str, 
     before = results.result_path(places, "smoke", "table24").read_bytes()
     results.keep(results.summarise(plans[0], TINY, places, outcomes), places)
     assert results.result_path(places, "smoke", "table24").read_bytes() == before
+
+
+def test_ray_makes_the_same_table_although_a_worker_is_killed(
+    made: tuple[Places, list[Plan], dict[str, Outcome]], tmp_path: Path
+) -> None:
+    pytest.importorskip("ray", reason="needs the extra: pip install 'menet[ray]'")
+    from menet.experiments.ray_engine import Ray
+
+    places, plans, _ = made
+    killed: list[int] = []
+
+    def kill_one_at_work(outcome: Outcome) -> None:
+        # The title of a worker at work is that of its task; an idle one is called ray::IDLE.
+        if not killed:
+            workers = [pid for pid, title in _processes() if title.startswith("ray::") and "IDLE" not in title]
+            for pid in workers[:1]:
+                os.kill(pid, signal.SIGKILL)
+                killed.append(pid)
+
+    spread = Places(tmp_path)
+    outcomes = Ray(cpus=2)(graph(plans[0].jobs), spread, kill_one_at_work)
+    assert killed
+    assert {one.status for one in outcomes.values()} == {"done"}, outcomes
+    alone, together = (
+        results.summarise(plans[0], TINY, where, {key: replace(one, seconds=0) for key, one in outcomes.items()})
+        for where in (places, spread)
+    )
+    assert together["cells"] == alone["cells"]
+
+
+def _processes() -> Iterator[tuple[int, str]]:
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):
+                yield int(folder.name), (folder / "cmdline").read_bytes().decode("utf-8", "replace")
 
 
 def test_what_is_missing_is_shown_as_missing(tmp_path: Path) -> None:

@@ -2,16 +2,19 @@
 
 import json
 import os
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+import fsspec
 import pytest
 
 from menet.errors import ConfigurationError
-from menet.experiments.jobs import Job, Places
+from menet.experiments.jobs import DONE, Job, Places
 from menet.experiments.plan import graph
-from menet.experiments.runner import DONE, LOG, Local, Outcome, failures, finished
+from menet.experiments.runner import LOG, Local, Outcome, failures, finished
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -41,7 +44,7 @@ class Step(Job):
                 raise ConfigurationError(f"number is {self.number}, which is not liked")
             (places.root / self.trouble).unlink()
             os._exit(9)
-        total = self.number + sum(int((places.folder(one) / "sum").read_text()) for one in self.after)
+        total = self.number + sum(int((places.ready(one) / "sum").read_text()) for one in self.after)
         (folder / "sum").write_text(str(total))
 
     def title(self) -> str:
@@ -145,6 +148,73 @@ def test_ray_gives_what_one_process_gives_although_a_worker_dies(
     run(jobs, alone)
     for job in jobs:
         assert (places.folder(job) / "sum").read_text() == (alone.folder(job) / "sum").read_text()
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Iterator[tuple[Places, Places]]:
+    """Two machines that share nothing but a store."""
+    address = f"memory://menet-{tmp_path.name}"
+    here, there = (Places(tmp_path / name, address=address) for name in ("here", "there"))
+    here.root.mkdir()
+    there.root.mkdir()
+    yield here, there
+    fsspec.filesystem("memory").rm("/", recursive=True)
+
+
+def test_machines_that_share_a_store_do_nothing_twice(stored: tuple[Places, Places]) -> None:
+    here, there = stored
+    first, second, third, last = diamond()
+    run((first, second), here)
+    outcomes = run((first, second, third, last), there)
+    assert [outcomes[job.key].status for job in (first, second, third, last)] == ["kept", "kept", "done", "done"]
+    assert (there.folder(last) / "sum").read_text() == "10"
+    assert not here.folder(last).exists()
+    assert (here.ready(last) / "sum").read_text() == "10"
+    assert finished(last, here) is not None
+
+
+def test_another_machine_goes_on_where_one_failed(stored: tuple[Places, Places]) -> None:
+    here, there = stored
+    (here.root / "raise").touch()
+    jobs = diamond("raise")
+    assert run(jobs, here)[jobs[1].key].status == "failed"
+    assert finished(jobs[1], there) is None
+    assert run(jobs, there)[jobs[3].key].status == "done"
+    assert times(jobs[1], there) == 2
+
+
+def test_files_are_sent_while_a_job_runs_and_its_marker_last(
+    stored: tuple[Places, Places], tmp_path: Path
+) -> None:
+    store = stored[0].store
+    assert store is not None
+    folder = tmp_path / "job"
+    (folder / "run").mkdir(parents=True)
+    with store.mirroring("job", folder, DONE, every=0.01):
+        (folder / "run" / "checkpoint").write_bytes(b"one")
+        (folder / DONE).write_text("{}")
+        (folder / "half.part").write_bytes(b"?")
+        deadline = time.monotonic() + 20
+        while store.read("job/run/checkpoint") is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert store.read("job/run/checkpoint") == b"one"
+        assert store.read(f"job/{DONE}") is None
+        (folder / "run" / "checkpoint").write_bytes(b"second")
+    assert store.read("job/run/checkpoint") == b"second"
+    assert store.read(f"job/{DONE}") == b"{}"
+    assert store.read("job/half.part") is None
+
+
+def test_a_plain_path_is_a_store_too(tmp_path: Path) -> None:
+    places = Places(tmp_path / "here", address=str(tmp_path / "shared"))
+    jobs = diamond()
+    run(jobs, places)
+    assert (tmp_path / "shared" / places.name(jobs[3]) / "sum").read_text() == "10"
+
+
+def test_an_address_that_cannot_be_opened_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="store is 'nowhere://x'"):
+        finished(diamond()[0], Places(tmp_path, address="nowhere://x"))
 
 
 def test_the_log_is_in_the_jobs_folder(places: Places) -> None:
