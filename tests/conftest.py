@@ -14,7 +14,7 @@ from jaxtyping import config, install_import_hook
 install_import_hook("menet", "runtime_types.check")
 
 # All but the compiled loops: numba must see the functions themselves, so these modules are loaded past the hook.
-for _name in ("compiling", "eigenvectors", "completion", "variation"):
+for _name in ("compiling", "eigenvectors", "completion", "truncation", "variation"):
     _path = Path(__file__).parents[1] / "menet" / "kernels" / f"{_name}.py"
     _spec = importlib.util.spec_from_file_location(f"menet.kernels.{_name}", _path)
     sys.modules[_spec.name] = importlib.util.module_from_spec(_spec)

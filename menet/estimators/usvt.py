@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from menet import linalg
+from menet import kernels, linalg
 from menet.chunks import in_chunks
 from menet.estimators.checks import Gradient, estimator
 
@@ -25,6 +25,8 @@ def usvt(x: Tensor, mask: Tensor, keep: float | Literal["universal"] = 0.8, *, e
     """
     _check(keep, eta)
     share = mask.to(x.dtype).mean((-2, -1))
+    # Where nothing is observed the matrix is zero, and so is the estimate whatever it is divided by.
+    share = torch.where(share > 0, share, torch.ones_like(share))
     turned = x.shape[-1] > x.shape[-2]
     estimate = _Truncate.apply(linalg.tall(x).contiguous(), share, keep, eta)
     return estimate.mT if turned else estimate
@@ -50,21 +52,25 @@ class _Truncate(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, x: Tensor, share: Tensor, keep: float | Literal["universal"], eta: float) -> Tensor:
         keep_decomposition = context.needs_input_grad[0]
+        size = x.shape[-1]
+        count = 0 if keep == "universal" else max(1, int(keep * size))
+        level = (2 + eta) * (x.shape[-2] * share).sqrt()
 
-        def truncate(x: Tensor, share: Tensor) -> tuple[Tensor, ...]:
+        def truncate(x: Tensor, share: Tensor, level: Tensor) -> tuple[Tensor, ...]:
+            if not keep_decomposition and (estimate := _compiled(x, share, level, count)) is not None:
+                return (estimate,)
             # The singular values at the cut are small ones, and close: in single precision the Gram matrix would
             # not tell their vectors apart well enough.
             _, values, vectors = (part.to(x.dtype) for part in linalg.decompose(x.double()))
-            size = x.shape[-1]
-            if keep == "universal":
-                kept = values >= (2 + eta) * (x.shape[-2] * share).sqrt()[:, None]
+            if count:
+                kept = (torch.arange(size, device=x.device) >= size - count).expand_as(values)
             else:
-                kept = (torch.arange(size, device=x.device) >= size - max(1, int(keep * size))).expand_as(values)
-            scale = kept / _nonzero(share)[:, None]
+                kept = values >= level[:, None]
+            scale = kept / share[:, None]
             estimate = x @ ((vectors * scale[:, None, :]) @ vectors.mT)
             return (estimate, values, vectors, kept) if keep_decomposition else (estimate,)
 
-        estimate, *decomposition = in_chunks(truncate, [x, share])
+        estimate, *decomposition = in_chunks(truncate, [x, share, level])
         context.save_for_backward(x, share, *decomposition)
         return estimate
 
@@ -76,14 +82,20 @@ class _Truncate(torch.autograd.Function):
             lambda outgoing, x, values, vectors, kept: (
                 linalg.truncate_derivative(linalg.Decomposition(x, values, vectors), kept)(outgoing),
             ),
-            [outgoing / _nonzero(share)[:, None, None], x, *decomposition],
+            [outgoing / share[:, None, None], x, *decomposition],
         )
         return of_x, None, None, None
 
 
-def _nonzero(share: Tensor) -> Tensor:
-    # Where nothing is observed the matrix is zero, and so is the estimate whatever it is divided by.
-    return torch.where(share > 0, share, torch.ones_like(share))
+def _compiled(x: Tensor, share: Tensor, level: Tensor, count: int) -> Tensor | None:
+    """The estimate by the compiled loop, or nothing where it is not for these matrices."""
+    if not kernels.suit(x):
+        return None
+    from menet.kernels.truncation import truncate_each
+
+    estimate, precision = torch.empty_like(x), torch.finfo(torch.float64)
+    tensors = (x.numpy(), level.numpy(), count, share.numpy(), estimate.numpy())
+    return estimate if truncate_each(*tensors, precision.eps, precision.tiny) else None
 
 
 def _check(keep: float | str, eta: float) -> None:

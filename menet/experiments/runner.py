@@ -56,23 +56,15 @@ class Engine(Protocol):
 
 def finished(job: Job, places: Places) -> float | None:
     """The seconds that a finished job took; None for one that is not finished."""
-    for read in (_marker_here, _marker_in_store):
+    here, store = places.folder(job) / DONE, places.store
+    for read in (here.read_bytes, lambda: store and store.read(f"{places.name(job)}/{DONE}")):
         try:
-            marker = json.loads(read(job, places) or b"{}")
+            marker = json.loads(read() or b"{}")
             if marker["key"] == job.key:
                 return float(marker["seconds"])
         except (OSError, ValueError, KeyError, TypeError):
             continue
     return None
-
-
-def _marker_here(job: Job, places: Places) -> bytes | None:
-    return (places.folder(job) / DONE).read_bytes()
-
-
-def _marker_in_store(job: Job, places: Places) -> bytes | None:
-    store = places.store
-    return None if store is None else store.read(f"{places.name(job)}/{DONE}")
 
 
 def execute(job: Job, places: Places) -> Outcome:

@@ -110,6 +110,18 @@ def test_same_steps_as_the_solver_in_torch(estimator, shape, kind, generator, mo
     assert bool(((fast.iterations - plain.iterations).abs() <= (0 if kind == torch.float64 else 6)).all())
 
 
+@pytest.mark.parametrize("keep", [0.8, 0.01, 1.0, "universal"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_truncation_is_that_of_torch(keep, kind, generator, monkeypatch):
+    x = 4 * torch.rand(6, 12, 30, generator=generator, dtype=kind)
+    mask = masks.bernoulli(x.shape, torch.tensor([0.0, 0.2, 0.5, 0.7, 0.9, 1.0]), generator)
+    fast = USVT(keep=keep)(x, mask)
+    monkeypatch.setattr(kernels, "_available", lambda: False)
+    torch.testing.assert_close(
+        fast, USVT(keep=keep)(x, mask), rtol=0, atol=2e-5 if kind == torch.float32 else 1e-12
+    )
+
+
 def test_without_numba_torch_does_the_work(monkeypatch, generator):
     monkeypatch.setattr(kernels, "_available", lambda: False)
     x = torch.rand(3, 12, 20, generator=generator)

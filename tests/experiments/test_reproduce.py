@@ -140,9 +140,10 @@ def test_ray_makes_the_same_table_although_a_worker_is_killed(
     killed: list[int] = []
 
     def kill_one_at_work(outcome: Outcome) -> None:
-        # The title of a worker at work is that of its task; an idle one is called ray::IDLE.
+        # The title of a worker at work is that of its task.
         if not killed:
-            workers = [pid for pid, title in _processes() if title.startswith("ray::") and "IDLE" not in title]
+            titles = tuple(f"ray::{kind}" for kind in ("prepare", "train", "evaluate", "certify"))
+            workers = [pid for pid, title in _processes() if title.startswith(titles)]
             for pid in workers[:1]:
                 os.kill(pid, signal.SIGKILL)
                 killed.append(pid)

@@ -167,9 +167,9 @@ def test_machines_that_share_a_store_do_nothing_twice(stored: tuple[Places, Plac
     run((first, second), here)
     outcomes = run((first, second, third, last), there)
     assert [outcomes[job.key].status for job in (first, second, third, last)] == ["kept", "kept", "done", "done"]
-    assert (there.folder(last) / "sum").read_text() == "10"
+    assert (there.folder(last) / "sum").read_text() == "11"
     assert not here.folder(last).exists()
-    assert (here.ready(last) / "sum").read_text() == "10"
+    assert (here.ready(last) / "sum").read_text() == "11"
     assert finished(last, here) is not None
 
 
@@ -209,7 +209,7 @@ def test_a_plain_path_is_a_store_too(tmp_path: Path) -> None:
     places = Places(tmp_path / "here", address=str(tmp_path / "shared"))
     jobs = diamond()
     run(jobs, places)
-    assert (tmp_path / "shared" / places.name(jobs[3]) / "sum").read_text() == "10"
+    assert (tmp_path / "shared" / places.name(jobs[3]) / "sum").read_text() == "11"
 
 
 def test_an_address_that_cannot_be_opened_is_refused(tmp_path: Path) -> None:
