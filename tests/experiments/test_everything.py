@@ -1,4 +1,4 @@
-"""Every table and figure from nothing: the whole of `menet reproduce --all`, with jobs as small as they can be."""
+"""Every table and figure from nothing: the whole of `menet reproduce --all`, its jobs as small as they can be."""
 
 from collections import Counter
 from dataclasses import replace
