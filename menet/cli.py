@@ -7,7 +7,8 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from types import UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from menet.errors import MenetError
 
@@ -60,6 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command_type = getattr(importlib.import_module(module), attribute)
     try:
         with _plain_warnings(name):
+            _name_optional_values(command_type)
             command = tyro.cli(
                 command_type, prog=f"menet {name}", args=rest, description=inspect.getdoc(command_type)
             )
@@ -70,6 +72,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"\nmenet {name}: interrupted", file=sys.stderr)
         return 130
+
+
+def _name_optional_values(command_type: type) -> None:
+    """In the help, let an option that may be left out say what it takes: FLOAT, and not {None}|FLOAT."""
+    import tyro
+
+    hints = get_type_hints(command_type, include_extras=True)
+    for name, hint in hints.items():
+        kinds = [kind for kind in get_args(hint) if kind is not type(None)]
+        if get_origin(hint) in (Union, UnionType) and len(kinds) == 1 and len(get_args(hint)) == 2:
+            # A default of None is told in words, in the text of the option.
+            hint_of_default = "" if getattr(command_type, name, "") is None else None
+            named = tyro.conf.arg(metavar=_value_name(kinds[0]), help_behavior_hint=hint_of_default)
+            command_type.__annotations__[name] = Annotated[hint, named]
+
+
+def _value_name(kind: Any) -> str:
+    parts = get_args(kind)
+    if get_origin(kind) is Literal:
+        return "{" + ",".join(map(str, parts)) + "}"
+    if get_origin(kind) is tuple:
+        names = [_value_name(part) for part in parts if part is not Ellipsis]
+        return f"[{names[0]} …]" if Ellipsis in parts else " ".join(names)
+    return str(getattr(kind, "__name__", kind)).upper()
 
 
 @contextmanager

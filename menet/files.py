@@ -7,6 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from menet.errors import MenetError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
@@ -38,6 +45,27 @@ def write_atomically(path: str | os.PathLike[str], content: bytes | str) -> None
     """Write `content` to `path`, wholly or not at all."""
     with replacing(path) as temporary:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def held(folder: str | os.PathLike[str]) -> Iterator[None]:
+    """Hold a folder for this process alone; an error if another one holds it.
+
+    It ends with the process, however that ends. Where the system has no such locks nothing is held.
+    """
+    path = Path(folder) / ".lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        if fcntl is not None:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise MenetError(
+                    f"another process is at work in {folder}; wait for it, or choose another folder"
+                ) from None
+            except OSError:
+                pass  # some network file systems refuse locks; the folder is then the user's to watch
+        yield
 
 
 def sha256(path: str | os.PathLike[str]) -> str:

@@ -18,6 +18,7 @@ from menet.experiments.jobs import Job, Places
 from menet.experiments.plan import Plan, Table, graph
 from menet.experiments.runner import Engine, Local, Outcome, cores, failures, finished
 from menet.experiments.scale import SCALES, Scale, by_name
+from menet.files import held
 from menet.report.reproduction import publish
 
 SLOWEST = 12
@@ -85,10 +86,11 @@ class Reproduce:
         if self.dry_run:
             show_estimate(jobs, scale, places, workers)
             return 0
-        outcomes = self._engine(workers)(jobs, places, Progress(len(jobs)))
-        for plan in plans:
-            results.keep(results.summarise(plan, scale, places, outcomes), places)
-        pages = publish(places.root, tuple(EXPERIMENTS))
+        with held(places.root):
+            outcomes = self._engine(workers)(jobs, places, Progress(len(jobs)))
+            for plan in plans:
+                results.keep(results.summarise(plan, scale, places, outcomes), places)
+            pages = publish(places.root, tuple(EXPERIMENTS))
         for failed in failures(outcomes):
             print(f"failed: {failed.title}: {failed.message}; log: {failed.log}")
         lost = sum(one.status == "blocked" for one in outcomes.values())

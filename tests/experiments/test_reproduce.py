@@ -18,6 +18,7 @@ from menet.experiments.measures import Ranks, Reconstructions, Vectors
 from menet.experiments.plan import Cell, Figure, Panel, Plan, Point, Table, graph
 from menet.experiments.runner import Local, Outcome
 from menet.experiments.scale import SMOKE, Scale
+from menet.files import held
 from menet.report.reproduction import publish, table_of
 from menet.training.recipes import me_net
 
@@ -200,3 +201,11 @@ def test_the_command_refuses_in_one_line(tmp_path: Path, capsys: pytest.CaptureF
     assert "there is no experiment 'table99'" in capsys.readouterr().err
     assert cli.main(["reproduce", "--out", str(tmp_path)]) == 2
     assert "--list" in capsys.readouterr().err
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with held(tmp_path):
+        assert cli.main(["reproduce", "figure1", "--out", str(tmp_path)]) == 2
+    assert "another process is at work" in capsys.readouterr().err
+    with held(tmp_path):
+        pass
