@@ -1,7 +1,10 @@
 """From a configuration to modules, objectives and optimizers."""
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from menet import models
 from menet.data import Dataset
@@ -15,20 +18,47 @@ from menet.training.streams import Purpose, seed_for, stream
 Objective = Standard | Adversarial | Trades
 
 
-def build_model(config: TrainingConfig, dataset: Dataset, place: Place | None = None) -> nn.Module:
-    """The network for a dataset's images behind the configured defense, its weights and masks by the seed."""
+def build_model(
+    config: TrainingConfig,
+    dataset: Dataset,
+    place: Place | None = None,
+    *,
+    chosen: Tensor | None = None,
+    fitted: dict[str, Any] | None = None,
+) -> nn.Module:
+    """The network for a dataset's images behind the configured defense, its weights and masks by the seed.
+
+    A defense that learns from images does so from those at `chosen` (all if None), unless `fitted` gives the
+    settings of one that has learned and whose state is to be loaded.
+    """
     place = Place() if place is None else place
     channels = classifier_channels(dataset.images.shape[1], config.defense)
     weights = stream(config.seed, Purpose.WEIGHTS)
     network = models.build(config.model, dataset, channels=channels, generator=weights)
     if config.channels_last:
         network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    model = rebuild(network, config.defense)
+    model = rebuild(network, config.defense if fitted is None else fitted)
     if isinstance(model, Preprocessed):
-        model.fit(dataset.images, stream(config.seed, Purpose.FIT))
+        if fitted is None:
+            images = dataset.images if chosen is None else _Chosen(dataset.images, chosen)
+            model.fit(images, stream(config.seed, Purpose.FIT))
         model.reseed(seed_for(config.seed, Purpose.MASKS))
         model.share = (place.rank, place.world)
     return model.to(place.device)
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """Some of a dataset's images, read when they are asked for."""
+
+    images: Any
+    chosen: Tensor
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def __getitem__(self, index: Tensor) -> Any:
+        return self.images[self.chosen[index]]
 
 
 def build_objective(config: TrainingConfig, place: Place) -> Objective:

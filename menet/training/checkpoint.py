@@ -89,6 +89,12 @@ def resume(path: Path, config: TrainingConfig, moving: Moving) -> Progress:
     return progress
 
 
+def fitted_defense(path: Path, config: TrainingConfig) -> dict[str, Any] | None:
+    """The settings of the defense in a checkpoint, if it is the configured one; `resume` names what differs."""
+    defense = weights.load(path)[1].get("defense") or {}
+    return defense if defense.get("name") == config.defense.get("name") else None
+
+
 def model_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The model's own tensors, of a full checkpoint or of a file of weights."""
     prefix = "model."

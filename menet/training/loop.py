@@ -21,7 +21,16 @@ from menet.progress import Reporter, reporting
 from menet.training.adversarial import attack_of
 from menet.training.batches import Batches
 from menet.training.building import Objective, build_model, build_objective, build_optimizer
-from menet.training.checkpoint import BEST, LAST, Moving, Progress, resume, save_checkpoint, save_weights
+from menet.training.checkpoint import (
+    BEST,
+    LAST,
+    Moving,
+    Progress,
+    fitted_defense,
+    resume,
+    save_checkpoint,
+    save_weights,
+)
 from menet.training.config import TrainingConfig
 from menet.training.distributed import Place, joined
 from menet.training.log import Log, read_log
@@ -81,7 +90,9 @@ def train(
     with joined() as place:
         batches = Batches.of(config, None if root is None else Path(root), place.world)
         testing = data.load(config.dataset, "test", root)
-        model = build_model(config, batches.dataset, place)
+        resumed = (folder / LAST).exists()
+        fitted = fitted_defense(folder / LAST, config) if resumed and config.defense else None
+        model = build_model(config, batches.dataset, place, chosen=batches.chosen, fitted=fitted)
         kind = number_type(config.precision, place.device)
         moving = Moving(
             model,
@@ -91,7 +102,6 @@ def train(
                 "attack": stream(config.seed, Purpose.ATTACK),
             },
         )
-        resumed = (folder / LAST).exists()
         progress = resume(folder / LAST, config, moving) if resumed else Progress()
         with _log(folder, config, place, progress.epoch * batches.steps + progress.step, resumed) as log:
             # No process may write the next checkpoint before all have read this one.

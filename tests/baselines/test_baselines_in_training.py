@@ -4,8 +4,11 @@ import pytest
 import torch
 
 from menet import data
-from menet.preprocessed import describe
+from menet.preprocessed import Preprocessed, describe
 from menet.training import TrainingConfig, load_model, train
+from menet.training.checkpoint import LAST
+from menet.training.log import Log
+from menet.training.loop import Saving
 
 SETTINGS = {
     "thermometer": {"levels": 4},
@@ -31,3 +34,33 @@ def test_trained_baseline_comes_back_from_its_run(name, tmp_path):
     logits = model.reseed(0)(images[..., ::2, ::2] if name == "pixel-defend" else images)
     assert logits.shape == (2, 10)
     assert bool(torch.isfinite(logits).all())
+
+
+@pytest.mark.parametrize("name", ["pixel-defend", "discretise"])
+def test_what_was_learned_is_not_learned_again_when_a_run_goes_on(name, tmp_path, monkeypatch):
+    config = TrainingConfig(
+        model="small", defense={"name": name, **SETTINGS[name]}, epochs=2, batch=16, limit=32, precision="float32"
+    )
+    kind, saving = Preprocessed.kinds[name], Saving(steps=1, log_steps=1)
+    original, write, fits = kind.fit, Log.write, []
+
+    def fit(self, images, generator):
+        fits.append(len(images))
+        return original(self, images, generator)
+
+    def stop_at_the_third_step(self, kind, step, **values):
+        write(self, kind, step, **values)
+        if kind == "step" and step == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(kind, "fit", fit)
+    train(config, tmp_path / "whole", saving=saving)
+    monkeypatch.setattr(Log, "write", stop_at_the_third_step)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "cut", saving=saving)
+    monkeypatch.setattr(Log, "write", write)
+    # Only from the images it is trained on, and only at the beginning.
+    assert fits == [32, 32]
+    train(config, tmp_path / "cut", saving=saving)
+    assert fits == [32, 32]
+    assert (tmp_path / "cut" / LAST).read_bytes() == (tmp_path / "whole" / LAST).read_bytes()
