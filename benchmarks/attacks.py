@@ -92,7 +92,8 @@ def _spsa(digits: int, samples: int, steps: int) -> None:
     pixels = torch.from_numpy(images).float().div(255).view(-1, 1, 28, 28)[order]
     classes = torch.from_numpy(labels).long()[order]
     torch.manual_seed(0)
-    model = models.build("small", channels=1, side=28)
+    # Nearly twice as fast on a CPU; all of the attack's time is in the network.
+    model = models.build("small", channels=1, side=28).to(memory_format=torch.channels_last)
     optimizer = torch.optim.Adam(model.parameters(), 2e-3)
     for index in torch.arange(4000).repeat(3).split(100):
         optimizer.zero_grad()
