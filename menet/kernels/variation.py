@@ -1,4 +1,8 @@
-"""The splitting of `baselines/total_variation.py` for one image after another; see there for what it does."""
+"""The splitting of `baselines/total_variation.py` for one image after another; see there for what it does.
+
+Differences between rows and between columns are kept with zeros before the first and after the last, so that
+loops run over whole rows. What a step needs to know of sizes is summed up while the step before writes them.
+"""
 
 import math
 
@@ -31,19 +35,19 @@ def minimise_each(
     kind = x.dtype
     shape = (height, width)
     target, seen, unseen = np.empty(shape, kind), np.empty(shape, kind), np.empty(shape, kind)
-    whole, cut, right, spare, z = (
-        np.empty(shape, kind),
+    whole, right, spare, z = (
         np.empty(shape, kind),
         np.empty(shape, kind),
         np.empty(shape, kind),
         np.empty(shape, kind),
     )
-    rows, columns = np.empty((height - 1, width), kind), np.empty((height, width - 1), kind)
-    of_rows, of_columns = np.empty(height - 1, kind), np.empty(width - 1, kind)
+    rows, columns = np.empty((height + 1, width), kind), np.empty((height, width + 1), kind)
+    of_rows, of_columns = np.empty(height + 1, kind), np.empty(width + 1, kind)
     level, residual_level = kind.type(1 / step_of_differences), kind.type(1 / step_of_residual)
     ratio = kind.type(step_of_residual / (step_of_differences * weight))
-    over = kind.type(relaxation)
-    inverses = _pivots(height, frequencies, ratio)
+    over, one, least = kind.type(relaxation), kind.type(1), kind.type(1e-24)
+    inverses, turned = _pivots(height, frequencies, ratio), basis.T.copy()
+    line, squares = np.empty(width + 1, kind), np.empty(width + 1, kind)
     history = np.empty(_CHECKS, np.float64)
     for number in range(len(x)):
         for i in range(height):
@@ -52,22 +56,29 @@ def minimise_each(
                 unseen[i, j] = not mask[number, i, j]
                 target[i, j] = x[number, i, j]
         local_average(target, unseen, width, z)
-        _sizes(z, of_rows, of_columns)
+        _differences(z, rows, columns, of_rows, of_columns)
         groups = max(1, height + width - 2)
-        scale = kind.type(max(1.5 * (of_rows.sum() + of_columns.sum()) / groups, 1e-3))
-        _start(target, seen, z, scale, level, of_rows, of_columns, whole, rows, columns)
+        scale = kind.type(max(1.5 * (_sum_of_roots(of_rows) + _sum_of_roots(of_columns)) / groups, 1e-3))
+        square = _start(target, seen, z, scale, level, of_rows, of_columns, whole, rows, columns)
         history[:] = np.inf
         for iteration in range(1, max_iter + 1):
-            exact = _reflect(
-                target, seen, whole, rows, columns, level, residual_level, ratio, cut, right, of_rows, of_columns
-            )
-            np.dot(right, basis.T, spare)
+            # From squares of sizes to the shares that the proximal maps take off.
+            share = min(residual_level / math.sqrt(max(square, least)), one)
+            for i in range(height + 1):
+                of_rows[i] = min(level / math.sqrt(max(of_rows[i], least)), one)
+            for j in range(width + 1):
+                of_columns[j] = min(level / math.sqrt(max(of_columns[j], least)), one)
+            _reflect(target, seen, whole, rows, columns, share, of_rows, of_columns, one / ratio, right)
+            np.dot(right, turned, spare)
             _solve(inverses, ratio, spare)
             np.dot(spare, basis, z)
-            _relax(z, cut, over, of_rows, of_columns, whole, rows, columns)
+            square = _relax(
+                target, seen, z, share, over, of_rows, of_columns, whole, rows, columns, line, squares
+            )
             last = iteration == max_iter
             if not last and iteration % check_every:
                 continue
+            exact = share == one
             if exact:
                 # Kept entries come back where no residual is left: there z only nears them.
                 for i in range(height):
@@ -75,10 +86,10 @@ def minimise_each(
                         z[i, j] += seen[i, j] * (target[i, j] - z[i, j])
             now = _objective(z, target, seen, weight)
             # Where a residual stays, the objective nears its end more slowly.
-            least = tol * now * (1.0 if exact else 0.2)
+            least_change = tol * now * (1.0 if exact else 0.2)
             calm, later = True, now
             for check in range(_CHECKS - 1, -1, -1):
-                calm = calm and abs(later - history[check]) <= least
+                calm = calm and abs(later - history[check]) <= least_change
                 later = history[check]
             for check in range(_CHECKS - 1):
                 history[check] = history[check + 1]
@@ -90,8 +101,8 @@ def minimise_each(
                 estimate[number, i, j] = z[i, j] * scale
         if len(states[0]):
             states[0][number] = whole
-            states[1][number] = rows
-            states[2][number] = columns
+            states[1][number] = rows[1:height]
+            states[2][number] = columns[:, 1:width]
 
 
 @compiled
@@ -125,23 +136,33 @@ def _solve(inverses: Array, ratio: Number, right: Array) -> None:
 
 
 @compiled
-def _sizes(z: Array, of_rows: Array, of_columns: Array) -> None:
-    """The norms of the differences between rows and between columns."""
+def _differences(z: Array, rows: Array, columns: Array, of_rows: Array, of_columns: Array) -> None:
+    """The differences between rows and between columns, and the squares of their sizes."""
     height, width = z.shape
-    for j in range(width - 1):
-        of_columns[j] = 0
-    for i in range(height):
-        for j in range(width - 1):
-            difference = z[i, j + 1] - z[i, j]
-            of_columns[j] += difference * difference
-    for j in range(width - 1):
-        of_columns[j] = math.sqrt(of_columns[j])
-    for i in range(height - 1):
-        square = z.dtype.type(0)
+    rows[:] = 0
+    columns[:] = 0
+    of_rows[:] = 0
+    of_columns[:] = 0
+    for i in range(1, height):
+        total = z.dtype.type(0)
         for j in range(width):
-            difference = z[i + 1, j] - z[i, j]
-            square += difference * difference
-        of_rows[i] = math.sqrt(square)
+            difference = z[i, j] - z[i - 1, j]
+            rows[i, j] = difference
+            total += difference * difference
+        of_rows[i] = total
+    for i in range(height):
+        for j in range(1, width):
+            difference = z[i, j] - z[i, j - 1]
+            columns[i, j] = difference
+            of_columns[j] += difference * difference
+
+
+@compiled
+def _sum_of_roots(squares: Array) -> float:
+    total = 0.0
+    for square in squares:
+        total += math.sqrt(square)
+    return total
 
 
 @compiled
@@ -156,24 +177,30 @@ def _start(
     whole: Array,
     rows: Array,
     columns: Array,
-) -> None:
-    """Bring all to the common scale. The state is z and its differences, longer by what the first step cuts."""
+) -> Number:
+    """Bring all to the common scale. The state is z and its differences, longer by what the first step cuts.
+
+    Kept entries of z are those of the image, so no residual is left: its square is returned.
+    """
     height, width = z.shape
-    one, least = z.dtype.type(1), z.dtype.type(1e-12)
     for i in range(height):
         for j in range(width):
             target[i, j] /= scale
-            z[i, j] /= scale
-            whole[i, j] = z[i, j] + seen[i, j] * (target[i, j] - z[i, j])
-    for i in range(height - 1):
-        longer = one + level / max(of_rows[i] / scale, least)
+            whole[i, j] = z[i, j] / scale
+            whole[i, j] += seen[i, j] * (target[i, j] - whole[i, j])
+    for i in range(height + 1):
+        size = math.sqrt(of_rows[i]) / scale
+        longer = (1 + level / size) / scale if size > 1e-12 else 0.0
         for j in range(width):
-            rows[i, j] = (z[i + 1, j] - z[i, j]) * longer
-    for j in range(width - 1):
-        of_columns[j] = one + level / max(of_columns[j] / scale, least)
-    for i in range(height):
-        for j in range(width - 1):
-            columns[i, j] = (z[i, j + 1] - z[i, j]) * of_columns[j]
+            rows[i, j] *= longer
+        of_rows[i] *= longer * longer
+    for j in range(width + 1):
+        size = math.sqrt(of_columns[j]) / scale
+        longer = (1 + level / size) / scale if size > 1e-12 else 0.0
+        for i in range(height):
+            columns[i, j] *= longer
+        of_columns[j] *= longer * longer
+    return target.dtype.type(0)
 
 
 @compiled
@@ -183,93 +210,96 @@ def _reflect(
     whole: Array,
     rows: Array,
     columns: Array,
-    level: Number,
-    residual_level: Number,
-    ratio: Number,
-    cut: Array,
-    right: Array,
+    share: Number,
     of_rows: Array,
     of_columns: Array,
-) -> bool:
-    """What is cut of the residual and of each difference, and the right side of the system that joins them.
-
-    Says whether all of the residual is cut.
-    """
+    inverse: Number,
+    right: Array,
+) -> None:
+    """The right side of the system that joins the reflections of the residual and of all differences."""
     height, width = whole.shape
-    one, two, least = cut.dtype.type(1), cut.dtype.type(2), cut.dtype.type(1e-24)
-    square = cut.dtype.type(0)
+    twice, double = 2 * share, 2 * inverse
     for i in range(height):
+        above, below = inverse - double * of_rows[i], inverse - double * of_rows[i + 1]
         for j in range(width):
-            value = (whole[i, j] - target[i, j]) * seen[i, j]
-            cut[i, j] = value
-            square += value * value
-    share = min(residual_level / math.sqrt(max(square, least)), one)
-    for i in range(height):
+            right[i, j] = (
+                whole[i, j]
+                - twice * (whole[i, j] - target[i, j]) * seen[i, j]
+                + above * rows[i, j]
+                - below * rows[i + 1, j]
+            )
         for j in range(width):
-            value = cut[i, j] * share
-            cut[i, j] = value
-            right[i, j] = whole[i, j] - two * value
-    for i in range(height - 1):
-        total = cut.dtype.type(0)
-        for j in range(width):
-            total += rows[i, j] * rows[i, j]
-        of_rows[i] = min(level / math.sqrt(max(total, least)), one)
-        factor = (one - two * of_rows[i]) / ratio
-        for j in range(width):
-            value = rows[i, j] * factor
-            right[i + 1, j] += value
-            right[i, j] -= value
-    for j in range(width - 1):
-        of_columns[j] = 0
-    for i in range(height):
-        for j in range(width - 1):
-            of_columns[j] += columns[i, j] * columns[i, j]
-    for j in range(width - 1):
-        of_columns[j] = min(level / math.sqrt(max(of_columns[j], least)), one)
-    inverse = one / ratio
-    for i in range(height):
-        for j in range(width - 1):
-            right[i, j + 1] += columns[i, j] * (inverse - two * inverse * of_columns[j])
-        for j in range(width - 1):
-            right[i, j] -= columns[i, j] * (inverse - two * inverse * of_columns[j])
-    return share == one
+            right[i, j] += (inverse - double * of_columns[j]) * columns[i, j] - (
+                inverse - double * of_columns[j + 1]
+            ) * columns[i, j + 1]
 
 
 @compiled
 def _relax(
+    target: Array,
+    seen: Array,
     z: Array,
-    cut: Array,
+    share: Number,
     over: Number,
     of_rows: Array,
     of_columns: Array,
     whole: Array,
     rows: Array,
     columns: Array,
-) -> None:
-    """The state after a step."""
+    line: Array,
+    squares: Array,
+) -> Number:
+    """The state after a step, in the place of the one before; shares become the squares of the new sizes.
+
+    Returns the square of the residual.
+    """
     height, width = z.shape
-    one = z.dtype.type(1)
-    under = one - over
+    under = 1 - over
+    square = target.dtype.type(0)
+    squares[:] = 0
     for i in range(height):
         for j in range(width):
-            whole[i, j] = under * whole[i, j] + over * (z[i, j] + cut[i, j])
-    for i in range(height - 1):
-        stay = under + over * of_rows[i]
+            cut = share * (whole[i, j] - target[i, j]) * seen[i, j]
+            value = under * whole[i, j] + over * (z[i, j] + cut)
+            whole[i, j] = value
+            residual = (value - target[i, j]) * seen[i, j]
+            square += residual * residual
+        # With its first entry twice, a row has a difference of zero before the first column.
+        line[0] = z[i, 0]
         for j in range(width):
-            rows[i, j] = stay * rows[i, j] + over * (z[i + 1, j] - z[i, j])
-    for i in range(height):
-        for j in range(width - 1):
-            columns[i, j] = (under + over * of_columns[j]) * columns[i, j] + over * (z[i, j + 1] - z[i, j])
+            line[j + 1] = z[i, j]
+        for j in range(width):
+            value = (under + over * of_columns[j]) * columns[i, j] + over * (line[j + 1] - line[j])
+            columns[i, j] = value
+            squares[j] += value * value
+    for i in range(1, height):
+        stay, total = under + over * of_rows[i], target.dtype.type(0)
+        for j in range(width):
+            value = stay * rows[i, j] + over * (z[i, j] - z[i - 1, j])
+            rows[i, j] = value
+            total += value * value
+        of_rows[i] = total
+    of_rows[0] = of_rows[height] = 0
+    of_columns[:] = squares
+    return square
 
 
 @compiled
 def _objective(z: Array, target: Array, seen: Array, weight: float) -> float:
     height, width = z.shape
-    of_rows, of_columns = np.empty(height - 1, z.dtype), np.empty(width - 1, z.dtype)
-    _sizes(z, of_rows, of_columns)
-    square = z.dtype.type(0)
+    square, variation = z.dtype.type(0), 0.0
+    squares = np.zeros(width, z.dtype)
     for i in range(height):
         for j in range(width):
             residual = (z[i, j] - target[i, j]) * seen[i, j]
             square += residual * residual
-    return math.sqrt(square) + weight * (of_rows.sum() + of_columns.sum())
+        for j in range(1, width):
+            difference = z[i, j] - z[i, j - 1]
+            squares[j] += difference * difference
+        if i:
+            total = z.dtype.type(0)
+            for j in range(width):
+                difference = z[i, j] - z[i - 1, j]
+                total += difference * difference
+            variation += math.sqrt(total)
+    return math.sqrt(square) + weight * (variation + _sum_of_roots(squares))
