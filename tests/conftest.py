@@ -6,9 +6,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from jaxtyping import config, install_import_hook
+from torch import Tensor
 
 # Installed before any test imports the package, so that a wrong shape inside it fails a test.
 install_import_hook("menet", "runtime_types.check")
@@ -28,6 +30,18 @@ def real_data() -> Path:
     if not folder or not Path(folder).is_dir():
         pytest.skip("needs the real datasets: set MENET_DATA to a folder that `menet data fetch` filled")
     return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def photographs() -> Tensor:
+    """Eight 32×32 colour crops of the photographs inside scikit-learn, on [0, 1]."""
+    from sklearn.datasets import load_sample_images
+
+    crops = []
+    for photograph in load_sample_images().images:
+        for top, left in ((20, 40), (150, 260), (220, 420), (330, 120)):
+            crops.append(photograph[top : top + 64 : 2, left : left + 64 : 2])
+    return torch.from_numpy(np.stack(crops)).permute(0, 3, 1, 2).float() / 255
 
 
 @pytest.fixture

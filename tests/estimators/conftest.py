@@ -1,23 +1,10 @@
 """Problems the estimators are tested on."""
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from menet import images, masks
-
-
-@pytest.fixture(scope="session")
-def photographs() -> Tensor:
-    """Eight 32×32 colour crops of the photographs inside scikit-learn, on [0, 1]."""
-    from sklearn.datasets import load_sample_images
-
-    crops = []
-    for photograph in load_sample_images().images:
-        for top, left in ((20, 40), (150, 260), (220, 420), (330, 120)):
-            crops.append(photograph[top : top + 64 : 2, left : left + 64 : 2])
-    return torch.from_numpy(np.stack(crops)).permute(0, 3, 1, 2).float() / 255
 
 
 @pytest.fixture(scope="session", params=[0.3, 0.5, 0.9])
