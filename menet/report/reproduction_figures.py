@@ -1,5 +1,6 @@
 """The paper's figures from summaries of experiments, one drawing for each form."""
 
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,12 @@ def draw(summary: dict[str, Any], root: Path) -> Figure:
     """The figure that a summary is of; vectors and images are read from the folders it names under `root`."""
     if summary["form"] not in FORMS:
         raise RecordError(f"{summary['name']} has the form {summary['form']!r:.40}; known are {', '.join(FORMS)}")
-    return FORMS[summary["form"]](summary, root)
+    figure = FORMS[summary["form"]](summary, root)
+    # A picture leaves its page; what made it must go with it.
+    figure.supxlabel(
+        textwrap.fill(f"scale {summary['scale']}: {summary['scale_summary']}", 90), fontsize=7, color=FAINT
+    )
+    return figure
 
 
 def lines(summary: dict[str, Any], root: Path) -> Figure:
