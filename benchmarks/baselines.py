@@ -12,7 +12,7 @@ import torch
 from art.defences.preprocessor import TotalVarMin
 from torch import Tensor
 
-from menet.baselines.total_variation import objective, total_variation
+from menet.baselines.variation_solver import objective, total_variation
 from menet.data import load
 from menet.errors import DataError
 from menet.masks import bernoulli

@@ -15,7 +15,8 @@ from menet.baselines.pixel_cnn import PixelCNN, train_pixel_cnn
 from menet.baselines.pixel_defend import PixelDefend, purify
 from menet.baselines.resize_pad import ResizePad
 from menet.baselines.thermometer import Thermometer, thermometer
-from menet.baselines.total_variation import TotalVariation, total_variation
+from menet.baselines.total_variation import TotalVariation
+from menet.baselines.variation_solver import total_variation
 from menet.preprocessed import Preprocessed, rebuild
 
 __all__ = [

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from menet import kernels
-from menet.baselines.total_variation import TotalVariation, _Problem, objective, total_variation
+from menet.baselines.total_variation import TotalVariation
+from menet.baselines.variation_solver import _Problem, objective, total_variation
 from menet.errors import ConfigurationError
 from menet.masks import bernoulli
 
