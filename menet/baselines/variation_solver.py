@@ -11,6 +11,10 @@ The minimiser is found for a whole batch by Douglas–Rachford splitting (ADMM w
 from its residual and its differences, whose norms have proximal maps in closed form, and what joins them again is
 (a + DᵀD) z = q, which the cosine transform diagonalises. One iteration is four small matrix products and a dozen
 passes over memory. Problems are scaled to a common contrast, so one pair of step sizes fits all.
+
+The larger λ, the more neighbouring rows and columns end up equal: at λ = 0.5 seven in eight of CIFAR-10's. The
+splitting knows early which ones, and takes long to bring them together; averaging over them does it at once, and
+more than halves the iterations.
 """
 
 import math
@@ -25,14 +29,16 @@ from menet import kernels
 from menet.chunks import in_chunks
 from menet.errors import ConfigurationError
 
-TOLERANCE = 2e-4
+TOLERANCE = 1e-4
 MAX_ITERATIONS = 400
-# Found on CIFAR-10, which at λ = 0.03 takes 20 to 30 iterations, at λ = 0.5 twice as many.
-STEP_OF_DIFFERENCES = 3.0  # in units of λ
+# Found on CIFAR-10, SVHN and digits with λ from 0.03 to 1; CIFAR-10 takes about 30 iterations.
+STEP_OF_DIFFERENCES = 2.0  # in units of λ
 STEP_OF_RESIDUAL = 0.1
 RELAXATION = 1.8
 CHECK_EVERY = 4
-CHECKS = 3  # in a row that must find the objective at rest
+CHECKS = 2  # in a row that must find the objective at rest
+# The objective may rest while the state still moves towards a better one: what a step may move it, times `tol`.
+MOVEMENT = 30.0
 ELEMENTS = 256 * 32 * 32  # of a chunk: enough for calls not to be what is paid for
 
 State = tuple[Tensor, Tensor, Tensor]  # of the residual's copy of z, of row and of column differences
@@ -47,17 +53,20 @@ def total_variation(
 ) -> Float[Tensor, "*batch h w"]:
     """Each `(h, w)` re-estimated from the entries where `mask` is True; the others may hold anything, even NaN.
 
-    A problem stops when its objective has changed by less than the share `tol` three times in a row, four
-    iterations each; with the default it is then within a thousandth of the optimum. The gradient with respect to
-    `x` is that of the minimiser, by the implicit function theorem. Where nothing was seen the estimate is zero.
+    A problem stops when its objective has changed by less than the share `tol` twice in a row, four iterations
+    each, and its state is nearly at rest. With the default it is then within a thousandth of the optimum: of
+    17,460 problems tried (CIFAR-10, SVHN, digits; a tenth to all of the entries kept; weights from 0.03 to 1)
+    three were up to 0.12 % above. Where nothing was seen the estimate is zero.
+
+    The gradient with respect to `x` is that of the minimiser, by the implicit function theorem. It needs a state
+    closer to rest, so `tol` is a tenth where it may be asked for; that costs little next to the gradient itself.
     """
     if not weight > 0:
         raise ConfigurationError(f"weight is {weight}; accepted are numbers above 0")
     mask = mask.expand(x.shape)
-    seen = torch.where(mask, x, torch.zeros_like(x))
-    work = seen.flatten(0, -3) if x.ndim > 2 else seen[None]
     if not x.numel():
-        return seen
+        return x
+    work = x.flatten(0, -3) if x.ndim > 2 else x[None]
     with torch.autocast(x.device.type, enabled=False):
         dtype = torch.promote_types(x.dtype, torch.float32)
         estimate = _Minimise.apply(work.to(dtype), mask.reshape(work.shape), weight, tol, max_iter)
@@ -80,6 +89,7 @@ class _Minimise(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, x: Tensor, mask: Tensor, weight: float, tol: float, max_iter: int) -> Tensor:
         states = context.needs_input_grad[0]
+        tol = tol / 10 if states else tol
         estimate, *state = in_chunks(
             lambda x, mask: _solve(x, mask, weight, tol, max_iter, states),
             [x.contiguous(), mask.contiguous()],
@@ -108,6 +118,7 @@ class _Problem:
     """
 
     def __init__(self, x: Tensor, mask: Tensor, weight: float) -> None:
+        x = torch.where(mask, x, 0.0)
         self.start, self.scale = _start(x, mask)
         self.x, self.mask, self.weight = x / self.scale, mask.to(x.dtype), weight
         self.ratio = STEP_OF_RESIDUAL / (STEP_OF_DIFFERENCES * weight)
@@ -147,7 +158,8 @@ class _Problem:
         """`step` without gradients: the state after it takes the place of `state`.
 
         Passes over memory are what an iteration costs, new memory most of all: results go where there is some,
-        and the estimate stands only until the next call.
+        and the estimate stands only until the next call. What the proximal maps brought to zero is remembered:
+        whether `exact`ly no residual was left, and between which rows and columns there were differences.
         """
         whole, rows, columns = state
         cut, spare, right, of_rows, of_columns = self.room
@@ -164,6 +176,7 @@ class _Problem:
             torch.mul(part, (1 - 2 * shares[-1]) / self.ratio, out=room)
             right.narrow(dim, 1, part.shape[dim]).add_(room)
             right.narrow(dim, 0, part.shape[dim]).sub_(room)
+        self.apart = [share < 1 for share in shares]
         left, across = self.bases
         lines = across.expand(len(right), -1, -1)
         torch.mm(left, right.flatten(1), out=spare.flatten(1))
@@ -177,9 +190,21 @@ class _Problem:
             part.sub_(right.narrow(dim, 0, part.shape[dim]), alpha=RELAXATION)
         return right
 
-    def settled(self, z: Tensor) -> Tensor:
-        """`z`, with kept entries put back where the step before left no residual: there z only nears them."""
-        return torch.lerp(z, self.x, self.mask * self.exact)
+    def settled(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """The best that the last step knows of, and its objective.
+
+        Kept entries are put back where the step left no residual: there z only nears them. Rows and columns are
+        joined where it left no difference, if that is better: early on it may have left too few.
+        """
+        apart = torch.lerp(z, self.x, self.mask * self.exact)
+        joined = _joined(_joined(apart, self.apart[0], 0), self.apart[1], 1)
+        objectives = self.objective(apart), self.objective(joined)
+        return torch.where(objectives[1] < objectives[0], joined, apart), torch.minimum(*objectives)
+
+    def movement(self, before: State, after: State) -> Tensor:
+        """The length of a step, in the norm in which no later step is longer."""
+        whole, rows, columns = ((a - b).square_().sum((0, 1)) for a, b in zip(after, before, strict=True))
+        return (self.ratio * whole + rows + columns).sqrt_()
 
     def objective(self, z: Tensor) -> Tensor:
         """What is minimised, on the common scale."""
@@ -224,7 +249,16 @@ def _compiled(
         mask.numpy(),
         basis,
         frequencies,
-        (float(weight), float(tol), max_iter, STEP_OF_DIFFERENCES, STEP_OF_RESIDUAL, RELAXATION, CHECK_EVERY),
+        (
+            float(weight),
+            float(tol),
+            max_iter,
+            STEP_OF_DIFFERENCES,
+            STEP_OF_RESIDUAL,
+            RELAXATION,
+            CHECK_EVERY,
+            MOVEMENT,
+        ),
         estimate.numpy(),
         tuple(part.numpy() for part in state),
     )
@@ -243,15 +277,14 @@ def _batched(
     # A problem with flat parts may stand still for a while far from its end, so several checks must agree.
     seen = x.new_full((CHECKS, len(x)), math.inf)
     for iteration in range(1, max_iter + 1):
-        z = problem.advance(state)
         last = iteration == max_iter
         if not last and iteration % CHECK_EVERY:
+            problem.advance(state)
             continue
-        z = problem.settled(z)
-        now = problem.objective(z)
-        # Where a residual stays, the objective nears its end more slowly.
-        least = tol * now * torch.where(problem.exact, 1.0, 0.2)
-        calm = (torch.cat([seen, now[None]]).diff(dim=0).abs() <= least).all(0)
+        before = (state[0].clone(), state[1].clone(), state[2].clone())
+        z, now = problem.settled(problem.advance(state))
+        resting = problem.movement(before, state) <= MOVEMENT * tol * now
+        calm = resting & (torch.cat([seen, now[None]]).diff(dim=0).abs() <= tol * now).all(0)
         seen = torch.cat([seen[1:], now[None]])
         done = running if last else running & calm
         if not bool(done.any()):
@@ -322,6 +355,13 @@ def _cut(t: Tensor, level: float, dim: int | tuple[int, ...]) -> Tensor:
 
 def _share_cut(square: Tensor, level: float) -> Tensor:
     return square.clamp_(min=1e-24).rsqrt_().mul_(level).clamp_(max=1)
+
+
+def _joined(z: Tensor, apart: Tensor, dim: int) -> Tensor:
+    """`z` averaged over the rows (`dim` 0) or columns (1) between which nothing is `apart`."""
+    group = pad(apart, (0,) * (2 * (2 - dim)) + (1, 0)).cumsum(dim).expand_as(z)
+    sums, counts = (torch.zeros_like(z).scatter_add_(dim, group, t) for t in (z, torch.ones_like(z)))
+    return (sums / counts.clamp_(min=1)).gather(dim, group)
 
 
 def _divergence(rows: Tensor, columns: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from menet.kernels.compiling import Array, Number, compiled, local_average
 
-_CHECKS = 3
+_CHECKS = 2
 
 
 @compiled
@@ -20,17 +20,17 @@ def minimise_each(
     mask: NDArray[np.bool_],
     basis: Array,
     frequencies: Array,
-    settings: tuple[float, float, int, float, float, float, int],
+    settings: tuple[float, float, int, float, float, float, int, float],
     estimate: Array,
     states: tuple[Array, Array, Array],
 ) -> None:
     """Solve each. In `basis` differences along a row are diagonal, with `frequencies`.
 
     The numbers of `settings` are weight, tol, max_iter, the steps of differences and of the residual, the
-    relaxation, and how often to check. `states` receives what the estimates stand for on the common scale, if
-    there is room for it.
+    relaxation, how often to check, and how far a step may move the state at the end. `states` receives what the
+    estimates stand for on the common scale, if there is room for it.
     """
-    weight, tol, max_iter, step_of_differences, step_of_residual, relaxation, check_every = settings
+    weight, tol, max_iter, step_of_differences, step_of_residual, relaxation, check_every, movement = settings
     height, width = x.shape[1], x.shape[2]
     kind = x.dtype
     shape = (height, width)
@@ -45,7 +45,7 @@ def minimise_each(
     of_rows, of_columns = np.empty(height + 1, kind), np.empty(width + 1, kind)
     level, residual_level = kind.type(1 / step_of_differences), kind.type(1 / step_of_residual)
     ratio = kind.type(step_of_residual / (step_of_differences * weight))
-    over, one, least = kind.type(relaxation), kind.type(1), kind.type(1e-24)
+    over, zero, one, least = kind.type(relaxation), kind.type(0), kind.type(1), kind.type(1e-24)
     inverses, turned = _pivots(height, frequencies, ratio), basis.T.copy()
     line, squares = np.empty(width + 1, kind), np.empty(width + 1, kind)
     history = np.empty(_CHECKS, np.float64)
@@ -54,7 +54,7 @@ def minimise_each(
             for j in range(width):
                 seen[i, j] = mask[number, i, j]
                 unseen[i, j] = not mask[number, i, j]
-                target[i, j] = x[number, i, j]
+                target[i, j] = x[number, i, j] if mask[number, i, j] else zero
         local_average(target, unseen, width, z)
         _differences(z, rows, columns, of_rows, of_columns)
         groups = max(1, height + width - 2)
@@ -72,33 +72,35 @@ def minimise_each(
             np.dot(right, turned, spare)
             _solve(inverses, ratio, spare)
             np.dot(spare, basis, z)
+            done = iteration == max_iter
+            if done or iteration % check_every == 0:
+                # `spare` and `right` are free now, and the shares still known.
+                _settle(z, target, seen, share == one, spare)
+                now = _objective(spare, target, seen, weight)
+                joined = _join(spare, of_rows, of_columns, right)
+                if joined:
+                    of_joined = _objective(right, target, seen, weight)
+                    joined = of_joined < now
+                    now = min(now, of_joined)
+                calm, later = True, now
+                for check in range(_CHECKS - 1, -1, -1):
+                    calm = calm and abs(later - history[check]) <= tol * now
+                    later = history[check]
+                for check in range(_CHECKS - 1):
+                    history[check] = history[check + 1]
+                history[_CHECKS - 1] = now
+                if calm:
+                    square = _length(target, seen, z, share, ratio, of_rows, of_columns, whole, rows, columns)
+                    done = done or over * math.sqrt(square) <= movement * tol * now
             square = _relax(
                 target, seen, z, share, over, of_rows, of_columns, whole, rows, columns, line, squares
             )
-            last = iteration == max_iter
-            if not last and iteration % check_every:
-                continue
-            exact = share == one
-            if exact:
-                # Kept entries come back where no residual is left: there z only nears them.
-                for i in range(height):
-                    for j in range(width):
-                        z[i, j] += seen[i, j] * (target[i, j] - z[i, j])
-            now = _objective(z, target, seen, weight)
-            # Where a residual stays, the objective nears its end more slowly.
-            least_change = tol * now * (1.0 if exact else 0.2)
-            calm, later = True, now
-            for check in range(_CHECKS - 1, -1, -1):
-                calm = calm and abs(later - history[check]) <= least_change
-                later = history[check]
-            for check in range(_CHECKS - 1):
-                history[check] = history[check + 1]
-            history[_CHECKS - 1] = now
-            if last or calm:
+            if done:
                 break
+        found = right if joined else spare
         for i in range(height):
             for j in range(width):
-                estimate[number, i, j] = z[i, j] * scale
+                estimate[number, i, j] = found[i, j] * scale
         if len(states[0]):
             states[0][number] = whole
             states[1][number] = rows[1:height]
@@ -218,7 +220,7 @@ def _reflect(
 ) -> None:
     """The right side of the system that joins the reflections of the residual and of all differences."""
     height, width = whole.shape
-    twice, double = 2 * share, 2 * inverse
+    twice, double = share + share, inverse + inverse
     for i in range(height):
         above, below = inverse - double * of_rows[i], inverse - double * of_rows[i + 1]
         for j in range(width):
@@ -254,7 +256,7 @@ def _relax(
     Returns the square of the residual.
     """
     height, width = z.shape
-    under = 1 - over
+    under = z.dtype.type(1) - over
     square = target.dtype.type(0)
     squares[:] = 0
     for i in range(height):
@@ -282,6 +284,85 @@ def _relax(
     of_rows[0] = of_rows[height] = 0
     of_columns[:] = squares
     return square
+
+
+@compiled
+def _length(
+    target: Array,
+    seen: Array,
+    z: Array,
+    share: Number,
+    ratio: Number,
+    of_rows: Array,
+    of_columns: Array,
+    whole: Array,
+    rows: Array,
+    columns: Array,
+) -> Number:
+    """The square of the length of the step that `_relax` will take, without relaxation."""
+    height, width = z.shape
+    one = z.dtype.type(1)
+    total = z.dtype.type(0)
+    for i in range(height):
+        for j in range(width):
+            change = z[i, j] - whole[i, j] + share * (whole[i, j] - target[i, j]) * seen[i, j]
+            total += ratio * change * change
+        for j in range(1, width):
+            change = z[i, j] - z[i, j - 1] - (one - of_columns[j]) * columns[i, j]
+            total += change * change
+    for i in range(1, height):
+        stay = one - of_rows[i]
+        for j in range(width):
+            change = z[i, j] - z[i - 1, j] - stay * rows[i, j]
+            total += change * change
+    return total
+
+
+@compiled
+def _settle(z: Array, target: Array, seen: Array, exact: bool, out: Array) -> None:
+    """`z`, with kept entries put back if the step left no residual: there z only nears them."""
+    height, width = z.shape
+    back = z.dtype.type(exact)
+    for i in range(height):
+        for j in range(width):
+            out[i, j] = z[i, j] + back * seen[i, j] * (target[i, j] - z[i, j])
+
+
+@compiled
+def _join(z: Array, of_rows: Array, of_columns: Array, out: Array) -> bool:
+    """`z` averaged over rows and columns whose difference is cut wholly; whether there were any such."""
+    height, width = z.shape
+    some = False
+    for i in range(1, height):
+        some = some or of_rows[i] == 1
+    for j in range(1, width):
+        some = some or of_columns[j] == 1
+    if not some:
+        return False
+    top = 0
+    for bottom in range(1, height + 1):
+        if bottom < height and of_rows[bottom] == 1:
+            continue
+        line = out[top]
+        line[:] = z[top]
+        for i in range(top + 1, bottom):
+            for j in range(width):
+                line[j] += z[i, j]
+        left = 0
+        for right in range(1, width + 1):
+            if right < width and of_columns[right] == 1:
+                continue
+            total = z.dtype.type(0)
+            for j in range(left, right):
+                total += line[j]
+            total /= (bottom - top) * (right - left)
+            for j in range(left, right):
+                line[j] = total
+            left = right
+        for i in range(top + 1, bottom):
+            out[i] = line
+        top = bottom
+    return True
 
 
 @compiled
