@@ -13,6 +13,7 @@ import torch
 
 from menet import data
 from menet.attacks import PGD, ThreatModel
+from menet.commands.demo_plan import BESIDE
 from menet.preprocessed import Preprocessed
 from menet.training import load_model, recipes, train
 
@@ -20,23 +21,10 @@ EPSILON = 0.3
 DEFENSES: dict[str, dict] = {
     "none": {},
     "me-net": {"name": "me-net"},
-    "total-variation": {"name": "total-variation"},
-    "thermometer": {"name": "thermometer"},
-    "pixel-defend": {
-        "name": "pixel-defend",
-        "epsilon": EPSILON,
-        "levels": 16,
-        "width": 16,
-        "layers": 2,
-        "steps": 200,
-    },
-    "bit-depth": {"name": "bit-depth", "bits": 1},
-    "median": {"name": "median", "size": 3},
-    "resize-pad": {"name": "resize-pad"},
-    "discretise": {"name": "discretise", "colours": 2},
-    "jpeg": {"name": "jpeg"},
+    **{name: {"name": name, **other.settings} for name, other in BESIDE.items()},
 }
-RANDOM = ("me-net", "total-variation", "resize-pad")
+DEFENSES["pixel-defend"]["epsilon"] = EPSILON
+RANDOM = ("me-net", *(name for name, other in BESIDE.items() if other.random))
 
 
 def main() -> None:

@@ -51,6 +51,10 @@ class Preprocessed(nn.Module):
         """What the preprocessing is taken for on the backward pass under `bpda`; by default the identity."""
         return images
 
+    def visible(self, seen: Tensor) -> Float[Tensor, "b c h w"]:
+        """What the classifier sees, as images that people can look at."""
+        return seen
+
     @classmethod
     def classifier_channels(cls, channels: int, settings: dict[str, Any]) -> int:
         """How many channels the classifier sees of images with `channels`; `settings` as for `from_settings`."""

@@ -58,6 +58,10 @@ class Thermometer(Preprocessed):
     def surrogate(self, images: Float[Tensor, "b c h w"]) -> Tensor:
         return ramp(images, self.levels, self.width)
 
+    def visible(self, seen: Tensor) -> Float[Tensor, "b c h w"]:
+        """How far up each bar reaches."""
+        return seen.unflatten(1, (-1, self.levels)).mean(2)
+
     @classmethod
     def classifier_channels(cls, channels: int, settings: dict[str, Any]) -> int:
         levels: int = settings.get("levels", 16)

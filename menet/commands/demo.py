@@ -4,15 +4,17 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
+import tyro
 from rich.console import Console
 from torch import nn
 
 from menet import __version__, data
 from menet.commands.demo_pictures import reconstruction
-from menet.commands.demo_plan import FULL, QUICK, Network, Plan
+from menet.commands.demo_plan import BESIDE, FULL, QUICK, Network, Plan, beside
 from menet.defense import MENet
 from menet.errors import ConfigurationError
 from menet.evaluation import Assignment, CertificateSettings, Settings, assign, certify, evaluate
@@ -32,7 +34,8 @@ class Demo:
 
     A network as usual, one trained on adversarial images and a ME-Net; transferred attacks, PGD through the
     estimator (BPDA) and in expectation over masks (EOT). A few minutes on two cores and no download. Started
-    again, it goes on where it was and uses what is finished.
+    again, it goes on where it was and uses what is finished. `--beside all` puts the defenses that ME-Net is
+    compared with beside it.
     """
 
     quick: bool = False
@@ -41,6 +44,12 @@ class Demo:
     out: Path = Path("runs/demo")
     """Folder for the report, the picture, the networks and the records."""
 
+    beside: Annotated[
+        tuple[str, ...], tyro.conf.arg(metavar="[NAME …]", help_behavior_hint="(default: none)")
+    ] = ()
+    """Other defenses to train and attack too: thermometer, total-variation, pixel-defend, bit-depth, median,
+    resize-pad, discretise, jpeg, or all."""
+
     seed: int = 0
     """All randomness comes from it."""
 
@@ -48,7 +57,7 @@ class Demo:
         if self.seed < 0:
             raise ConfigurationError(f"seed is {self.seed}; accepted are whole numbers from 0")
         began = time.monotonic()
-        plan = QUICK if self.quick else FULL
+        plan = replace(QUICK if self.quick else FULL, beside=beside(self.beside))
         work = self.out / f"{plan.name}-{_key(plan, self.seed)}"
         console = Console()
 
@@ -122,8 +131,10 @@ class Demo:
         certify(model, testing, folder / "certificate", settings, source=folder.name)
 
     def _report(self, plan: Plan, work: Path, seconds: float, console: Console) -> None:
+        # What an earlier run has put beside is in the folder too.
+        plan = replace(plan, beside=tuple(name for name in BESIDE if (work / name / "evaluation").is_dir()))
         notes = {
-            "title": "Three networks under attack, on real digits",
+            "title": "Networks under attack, on real digits",
             "introduction": plan.introduction,
             "meaning": plan.caveats,
             "names": {network.folder: network.title for network in plan.networks},
@@ -150,8 +161,9 @@ class Demo:
 
 
 def _key(plan: Plan, seed: int) -> str:
-    """A name for all that decides the numbers: what is kept under it can be used again."""
-    content = json.dumps([asdict(plan), seed, __version__], sort_keys=True)
+    """A name for all that decides the numbers: what is kept under it can be used again, whatever is beside."""
+    networks = [asdict(network) for network in replace(plan, beside=tuple(BESIDE)).networks]
+    content = json.dumps([asdict(replace(plan, beside=())), networks, seed, __version__], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:8]
 
 

@@ -1,13 +1,38 @@
 """What `menet demo` trains and attacks, whole and quick."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+from menet.errors import ConfigurationError
 from menet.training import TrainingConfig
 from menet.training.config import Objective
 from menet.training.recipes import digits, me_net
 
 EPSILON = 0.2
 P, LOW_P = (0.4, 0.6), 0.1
+
+
+@dataclass(frozen=True)
+class Other:
+    """A defense ME-Net is compared with, and the settings that suit digits."""
+
+    title: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    random: bool = False
+
+
+BESIDE = {
+    "thermometer": Other("thermometer encoding"),
+    "total-variation": Other("total variation", random=True),
+    "pixel-defend": Other(
+        "PixelDefend", {"epsilon": EPSILON, "levels": 16, "width": 16, "layers": 2, "steps": 200}
+    ),
+    "bit-depth": Other("one-bit depth", {"bits": 1}),
+    "median": Other("median"),
+    "resize-pad": Other("resize and pad", random=True),
+    "discretise": Other("two colours", {"colours": 2}),
+    "jpeg": Other("JPEG"),
+}
 
 
 @dataclass(frozen=True)
@@ -18,10 +43,7 @@ class Network:
     title: str
     epochs: int
     objective: Objective = "standard"
-    p: float | tuple[float, float] | None = None
-    """Observed share of pixels behind ME-Net; None for no defense."""
-    tolerance: float = 1e-2
-    """When the estimator stops: coarser than the library's own setting, which would double the time."""
+    defense: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
     """Added to that of the demonstration: a copy is the same network trained independently."""
     attacks: tuple[str, ...] = ()
@@ -29,13 +51,11 @@ class Network:
 
     def config(self, plan: "Plan", seed: int) -> TrainingConfig:
         """How it is trained."""
-        estimator = {"name": "nuclear-norm", "tol": self.tolerance}
-        defense = {} if self.p is None else {**me_net(p=self.p), "estimator": estimator}
         return replace(
             digits(),
             recipe="demo",
             model="small",
-            defense=defense,
+            defense=self.defense,
             objective=self.objective,
             epochs=self.epochs,
             rate=0.1,
@@ -53,7 +73,19 @@ class Plan:
     """The size of the demonstration."""
 
     name: str
-    networks: tuple[Network, ...]
+    steps: int = 20
+    """Steps of attacks."""
+    eot: int = 8
+    """Masks behind each gradient where it is taken in expectation."""
+    sizes: tuple[float, ...] = (0.1, 0.3)
+    """Further sizes of attacks, for curves."""
+    epochs: int = 4
+    estimated_epochs: int = 5
+    """Epochs of ME-Nets."""
+    copy: bool = True
+    """Whether ME-Net is attacked from a copy of itself, as the paper's adversary does, or from a vanilla one."""
+    beside: tuple[str, ...] = ()
+    """Other defenses, of `BESIDE`."""
     images: int = 3000
     """Digits to train on."""
     epsilon: float = EPSILON
@@ -70,8 +102,46 @@ class Plan:
     estimation: int = 300
 
     @property
+    def networks(self) -> tuple[Network, ...]:
+        """All that is trained; what they attack from comes last."""
+        transferred = f"pgd:steps={self.steps},on=vanilla-copy"
+        own = f"pgd:steps={self.steps},on=me-net-copy" if self.copy else transferred
+        white, averaged = self._white_box(), self._averaged()
+        vanilla = Network("vanilla", "vanilla", self.epochs, attacks=(transferred, *white))
+        me_net = Network(
+            "me-net", "ME-Net", self.estimated_epochs, defense=_me_net(P), attacks=(own, *white, *averaged)
+        )
+        low_p = Network("me-net-low-p", f"ME-Net, p {LOW_P:g}", self.estimated_epochs, certified=True)
+        return (
+            vanilla,
+            replace(vanilla, folder="adversarial", title="adversarial training", objective="adversarial"),
+            me_net,
+            *(
+                Network(
+                    name,
+                    BESIDE[name].title,
+                    self.epochs,
+                    defense={"name": name, **BESIDE[name].settings},
+                    attacks=(transferred, *white, *(averaged if BESIDE[name].random else ())),
+                )
+                for name in self.beside
+            ),
+            replace(low_p, defense=_me_net(LOW_P, tolerance=5e-2)),
+            *(_copy(network) for network in (vanilla, me_net)[: 1 + self.copy]),
+        )
+
+    def _white_box(self) -> tuple[str, ...]:
+        return tuple(f"pgd:steps={self.steps}{size}" for size in ("", *_epsilons(self.sizes)))
+
+    def _averaged(self) -> tuple[str, ...]:
+        """Expectation over masks costs that many times more, so it is done at the first two sizes only."""
+        sizes = ("", *_epsilons(self.sizes[:1]))
+        return tuple(f"pgd:steps={self.steps},eot={self.eot}{size}" for size in sizes)
+
+    @property
     def introduction(self) -> tuple[str, ...]:
         """What was done, for the head of the report."""
+        others = ", ".join(BESIDE[name].title for name in self.beside)
         return (
             f"Small networks were trained on {self.images:,} real digits and attacked on {self.examples} they "
             f"have not seen. An attack may change every pixel by up to {self.epsilon:g}, where black is 0 and "
@@ -79,6 +149,10 @@ class Plan:
             f"ME-Net hides about half of the pixels at random (p {P[0]:g}→{P[1]:g}), estimates the image from "
             "the rest by nuclear-norm minimisation and classifies the estimate. Here it is trained without "
             "adversarial images.",
+            *(
+                [f"Beside it stand other defenses, around the same network and trained alike: {others}."]
+                * bool(others)
+            ),
         )
 
     @property
@@ -92,35 +166,38 @@ class Plan:
         )
 
 
-def _networks(
-    steps: int, eot: int, sizes: tuple[float, ...], epochs: tuple[int, int], copy: bool
-) -> tuple[Network, ...]:
-    """The networks; `epochs` are those of ME-Nets and of the others."""
-    estimated, usual = epochs
-    white = tuple(f"pgd:steps={steps}{size}" for size in ("", *_epsilons(sizes)))
-    # Expectation over masks costs that many times more, so it is done at the first two sizes only.
-    averaged = tuple(f"pgd:steps={steps},eot={eot}{size}" for size in ("", *_epsilons(sizes[:1])))
-    transferred = f"pgd:steps={steps},on=vanilla-copy"
-    # The paper's adversary trains a copy of the defended network.
-    own = f"pgd:steps={steps},on=me-net-copy" if copy else transferred
-    return (
-        Network("vanilla", "vanilla", usual, attacks=(transferred, *white)),
-        Network("adversarial", "adversarial training", usual, "adversarial", attacks=(transferred, *white)),
-        Network("me-net", "ME-Net", estimated, p=P, attacks=(own, *white, *averaged)),
-        Network("me-net-low-p", f"ME-Net, p {LOW_P:g}", estimated, p=LOW_P, tolerance=5e-2, certified=True),
-        Network("vanilla-copy", "vanilla, a copy to attack from", usual, seed=1),
-        *([Network("me-net-copy", "ME-Net, a copy to attack from", estimated, p=P, seed=1)] if copy else []),
-    )
+def beside(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The defenses called `names`, each once; `all` are all of them."""
+    for name in names:
+        if name != "all" and name not in BESIDE:
+            raise ConfigurationError(f"beside is {name!r}; accepted are all, {', '.join(BESIDE)}")
+    return tuple(name for name in BESIDE if name in names or "all" in names)
+
+
+def _copy(network: Network) -> Network:
+    """The same network, trained independently, to attack from."""
+    title = f"{network.title}, a copy to attack from"
+    return replace(network, folder=f"{network.folder}-copy", title=title, seed=1, attacks=())
+
+
+def _me_net(p: float | tuple[float, float], tolerance: float = 1e-2) -> dict[str, Any]:
+    """ME-Net; its estimator stops earlier than with the library's own setting, which would double the time."""
+    return {**me_net(p=p), "estimator": {"name": "nuclear-norm", "tol": tolerance}}
 
 
 def _epsilons(sizes: tuple[float, ...]) -> list[str]:
     return [f",epsilon={size:g}" for size in sizes]
 
 
-FULL = Plan("full", _networks(20, 8, (0.1, 0.3), (5, 4), copy=True))
+FULL = Plan("full")
 QUICK = Plan(
     "quick",
-    _networks(10, 6, (), (3, 3), copy=False),
+    steps=10,
+    eot=6,
+    sizes=(),
+    epochs=3,
+    estimated_epochs=3,
+    copy=False,
     images=1200,
     training_steps=3,
     examples=60,

@@ -28,6 +28,7 @@ class Train:
       menet train mnist --defense me-net --p 0.2 0.4 --objective adversarial
       menet train cifar10 --recipe paper --defense me-net --estimator usvt
       menet train cifar10 --defense me-net --estimator mask-only  the ablation
+      menet train digits --defense jpeg --settings '{"quality": 50}'
       torchrun --nproc-per-node 2 --no-python menet train cifar10
     """
 
@@ -41,7 +42,8 @@ class Train:
     """`paper` is Appendix B of the paper (200 epochs); `short` is made for two cores, one cycle of the rate."""
 
     defense: str = "none"
-    """none, me-net, or another preprocessing defense by its name."""
+    """none, me-net, or a defense it is compared with: thermometer, total-variation, pixel-defend, bit-depth,
+    median, resize-pad, discretise, jpeg."""
 
     estimator: str | None = None
     """Of me-net: nuclear-norm (if not given), usvt, soft-impute, tensor, or mask-only for the ablation."""

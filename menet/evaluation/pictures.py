@@ -32,15 +32,18 @@ def portray(
     """For each example the clean and the adversarial image as the network sees them, and what it answers.
 
     With a preprocessing: also `clean_seen` and `adversarial_seen`, what it makes of them under one and the
-    same mask; `clean` and `adversarial` are then answered by the network without it (the paper's last figure).
+    same mask; `clean` and `adversarial` are then answered by the network without it (the paper's last figure),
+    unless it takes codes, which only the preprocessing can give it.
     """
     shown = {"clean": clean, "adversarial": adversarial}
     answers: dict[str, Tensor] = {}
     for name, images in list(shown.items()):
         if isinstance(model, Preprocessed):
             seen = model.reconstruct(images, torch.Generator().manual_seed(seed))
-            shown[f"{name}_seen"] = seen
-            answers[name], answers[f"{name}_seen"] = model.classifier(images), model.classifier(seen)
+            shown[f"{name}_seen"] = model.visible(seen)
+            answers[f"{name}_seen"] = model.classifier(seen)
+            direct = seen.shape == images.shape
+            answers[name] = model.classifier(images) if direct else answers[f"{name}_seen"]
         else:
             answers[name] = model(images)
     portraits: list[dict[str, Any]] = [{} for _ in clean]

@@ -132,26 +132,29 @@ def _paired(first: Records, second: Records) -> tuple[int, float]:
 
 def _of_strongest(subjects: Sequence[Subject], reference: Threat | None) -> list[str]:
     """How models with a defense stand beside those without, each under its own strongest attack."""
+    numbers = {one.name: _number(strongest(at_threat(one, reference))) for one in subjects}
     plain = [
         one for one in subjects if not strongest(at_threat(one, reference)).evaluation["model"].get("defense")
     ]
     found = []
-    for subject in subjects:
-        if subject in plain:
-            continue
-        own = _number(strongest(at_threat(subject, reference)))
-        for other in plain:
-            theirs = _number(strongest(at_threat(other, reference)))
-            if own.low > theirs.high:
-                verdict = f"{subject.name} holds better than {other.name}"
-            elif own.high < theirs.low:
-                verdict = f"{subject.name} does not hold where {other.name} does"
-            else:
-                verdict = f"{subject.name} and {other.name} cannot be told apart"
-            found.append(
-                f"At {_size(strongest(at_threat(subject, reference)))} {verdict}, each under its strongest "
-                f"measured attack: {percent(own.value)} against {percent(theirs.value)}."
-            )
+    for other in plain:
+        theirs = numbers[other.name]
+        better: list[str] = []
+        alike: list[str] = []
+        worse: list[str] = []
+        for subject in subjects:
+            if subject not in plain:
+                own = numbers[subject.name]
+                group = better if own.low > theirs.high else worse if own.high < theirs.low else alike
+                group.append(f"{subject.name} ({percent(own.value)})")
+        against = f"{other.name} ({percent(theirs.value)})"
+        verdicts = [
+            (better, f"hold better than {against}", f"holds better than {against}"),
+            (alike, f"cannot be told apart from {against}", f"cannot be told apart from {against}"),
+            (worse, f"do not hold where {against} does", f"does not hold where {against} does"),
+        ]
+        start = f"At {_size(strongest(at_threat(other, reference)))}, each under its strongest measured attack, "
+        found += [start + f"{', '.join(who)} {of[len(who) == 1]}." for who, *of in verdicts if who]
     return found
 
 

@@ -1,9 +1,14 @@
 """Each baseline takes part in training, and a run's folder brings it back."""
 
+import json
+
 import pytest
 import torch
 
 from menet import data
+from menet.cli import main
+from menet.evaluation.pictures import unpack
+from menet.evaluation.records import read_folder
 from menet.preprocessed import Preprocessed, describe
 from menet.training import TrainingConfig, load_model, train
 from menet.training.checkpoint import LAST
@@ -64,3 +69,22 @@ def test_what_was_learned_is_not_learned_again_when_a_run_goes_on(name, tmp_path
     train(config, tmp_path / "cut", saving=saving)
     assert fits == [32, 32]
     assert (tmp_path / "cut" / LAST).read_bytes() == (tmp_path / "whole" / LAST).read_bytes()
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_trained_baseline_is_evaluated_and_audited(name, tmp_path, capsys):
+    run = str(tmp_path / "run")
+    settings = json.dumps(SETTINGS[name])
+    small = ["--model", "small", "--epochs", "1", "--limit", "32", "--batch", "16"]
+    assert main(["train", "digits", "--defense", name, "--settings", settings, "--out", run, *small]) == 0
+    few = ["--stop", "4", "--masks", "2", "--pictures", "2", "--attacks", "pgd:steps=2"]
+    assert main(["evaluate", run, *few]) == 0
+    (records,) = read_folder(tmp_path / "run" / "evaluation").values()
+    assert len(records.rows) == 4
+    for kept in (row["pictures"] for row in records.rows if "pictures" in row):
+        assert unpack(kept["adversarial_seen"]["image"]).shape == (1, 28, 28)
+    few = ["--quick", "--examples", "4", "--steps", "2", "--eot", "2", "--masks", "2"]
+    # An untrained network may fail a check; what counts is that every check could be made.
+    assert main(["audit", run, *few]) in (0, 1)
+    findings = json.loads((tmp_path / "run" / "audit.json").read_text())["findings"]
+    assert {"epsilon", "steps", "exact and BPDA", "black box"} <= {finding["name"] for finding in findings}
