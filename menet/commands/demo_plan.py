@@ -28,7 +28,7 @@ BESIDE = {
         "PixelDefend", {"epsilon": EPSILON, "levels": 16, "width": 16, "layers": 2, "steps": 200}
     ),
     "bit-depth": Other("one-bit depth", {"bits": 1}),
-    "median": Other("median"),
+    "median": Other("median", {"size": 3}),
     "resize-pad": Other("resize and pad", random=True),
     "discretise": Other("two colours", {"colours": 2}),
     "jpeg": Other("JPEG"),
