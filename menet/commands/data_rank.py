@@ -84,7 +84,7 @@ class RankNumbers:
     cumulative: list[float]
 
     @classmethod
-    def of(cls, dataset: Dataset, ranks: Int[Tensor, "n"], energy: float) -> "RankNumbers":
+    def of(cls, dataset: Dataset, ranks: Int[Tensor, " n"], energy: float) -> "RankNumbers":
         """Count the ranks of a dataset's images."""
         _, channels, height, width = dataset.images.shape
         histogram = ranks.bincount()
@@ -121,7 +121,7 @@ class RankNumbers:
         )
 
 
-def draw(dataset: Dataset, ranks: Int[Tensor, "n"], energy: float) -> Figure:
+def draw(dataset: Dataset, ranks: Int[Tensor, " n"], energy: float) -> Figure:
     """The paper's figure 1 for one dataset: histogram in red, empirical CDF in blue."""
     shares = (ranks.bincount() / len(ranks)).tolist()
     cumulative = torch.tensor(shares).cumsum(0).tolist()

@@ -19,18 +19,22 @@ class Other:
     title: str
     settings: dict[str, Any] = field(default_factory=dict)
     random: bool = False
+    thresholds: bool = False
+    """Whether it brings the pixels of digits back to black or white."""
 
 
 BESIDE = {
     "thermometer": Other("thermometer encoding"),
     "total-variation": Other("total variation", random=True),
     "pixel-defend": Other(
-        "PixelDefend", {"epsilon": EPSILON, "levels": 16, "width": 16, "layers": 2, "steps": 200}
+        "PixelDefend",
+        {"epsilon": EPSILON, "levels": 16, "width": 16, "layers": 2, "steps": 200},
+        thresholds=True,
     ),
-    "bit-depth": Other("one-bit depth", {"bits": 1}),
+    "bit-depth": Other("one-bit depth", {"bits": 1}, thresholds=True),
     "median": Other("median", {"size": 3}),
     "resize-pad": Other("resize and pad", random=True),
-    "discretise": Other("two colours", {"colours": 2}),
+    "discretise": Other("two colours", {"colours": 2}, thresholds=True),
     "jpeg": Other("JPEG"),
 }
 
@@ -159,10 +163,19 @@ class Plan:
     def caveats(self) -> tuple[str, ...]:
         """What a reader must know before the numbers."""
         rough = "Trainings were very short and examples few. " if self.name == "quick" else ""
+        thresholds = [BESIDE[name].title for name in self.beside if BESIDE[name].thresholds]
         return (
             f"{rough}The networks are small and the images are digits, so no number here stands beside one of "
             f"the paper. A certificate needs a small p: it is given for a second ME-Net, which observes "
             f"{100 * LOW_P:.0f}% of the pixels.",
+            *(
+                [
+                    "Digits are nearly black and white. What brings their pixels back to either "
+                    f"({', '.join(thresholds)}) owes its numbers to that, and would not have them on photographs."
+                ]
+                if thresholds
+                else []
+            ),
         )
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 SPLITS = ("train", "test")
 
-Index = slice | Int[Tensor, "b"]
+Index = slice | Int[Tensor, " b"]
 
 
 class DataWarning(UserWarning):
@@ -77,7 +77,7 @@ class Dataset:
     name: str
     split: str
     images: Tensor | Images
-    labels: Int[Tensor, "n"]
+    labels: Int[Tensor, " n"]
     classes: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -87,7 +87,7 @@ class Dataset:
 
     def batch(
         self, index: Index, augment: Callable[[Tensor], Tensor] | None = None
-    ) -> tuple[Float[Tensor, "b c h w"], Int[Tensor, "b"]]:
+    ) -> tuple[Float[Tensor, "b c h w"], Int[Tensor, " b"]]:
         """The images at `index` (a slice or a vector of positions) in [0,1], and their labels.
 
         `augment` works on the bytes, before they become four times as many.
@@ -98,7 +98,7 @@ class Dataset:
         return images.to(torch.float32).div_(255), self.labels[index]
 
 
-def positions_of(index: Index, length: int) -> Int[Tensor, "b"]:
+def positions_of(index: Index, length: int) -> Int[Tensor, " b"]:
     """A slice or vector of possibly negative positions as a vector of positions in [0, length)."""
     if isinstance(index, slice):
         return torch.arange(*index.indices(length))

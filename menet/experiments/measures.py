@@ -68,7 +68,7 @@ class Ranks(Measurement):
         return f"ranks of {self.dataset}"
 
 
-def ranks_of(dataset: Dataset, count: int, energy: float = 0.9) -> Int[Tensor, "n"]:
+def ranks_of(dataset: Dataset, count: int, energy: float = 0.9) -> Int[Tensor, " n"]:
     """The approximate rank of each of the first `count` images, on the [0,1] scale, channels side by side."""
     ranks = []
     with reporting(f"ranks of {dataset.name}", count) as reporter:

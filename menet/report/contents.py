@@ -146,8 +146,8 @@ def _pictures(collection: Collection) -> Section | None:
             caption = f"{subject.name}: {attack_words(records)}, {threat_words(records.evaluation)}"
             pictures.append(Picture(f"pictures-{len(pictures)}", caption, _drawn(figure, "png", dpi=144)))
     paragraphs = (
-        "Below an image are the predicted class and its probability, red where it is wrong. Behind an "
-        "estimator, “clean” and “adversarial” are answered by the network without it.",
+        "Below an image are the predicted class and its probability, red where it is wrong. Behind a "
+        "preprocessing, “clean” and “adversarial” are answered by the network without it, if it can be asked so.",
     )
     return Section("pictures", "Pictures", paragraphs, (), tuple(pictures)) if pictures else None
 

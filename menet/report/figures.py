@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator, NullLocator, PercentFormatter
 
 from menet.report.series import Axis, Series
-from menet.report.style import MARKERS, colour, sheet, styled
+from menet.report.style import colour, line, marked_line, sheet, styled
 
 
 def sweep(axis: Axis, curves: Sequence[Series]) -> Figure:
@@ -28,7 +28,7 @@ def certified(curves: Sequence[Series]) -> Figure:
         place = figure.add_subplot()
         for position, curve in enumerate(curves):
             at, value, low, high = _columns(curve)
-            place.step(at, value, where="post", color=colour(position), label=curve.name)
+            place.step(at, value, where="post", **line(position), label=curve.name)
             place.fill_between(at, low, high, step="post", color=colour(position), alpha=0.18, linewidth=0)
         place.xaxis.set_major_locator(MaxNLocator(integer=True))
         _shares(place, "changed pixels", "right and proven")
@@ -43,7 +43,7 @@ def losses(curves: Sequence[Series]) -> Figure:
         place = figure.add_subplot()
         for position, curve in enumerate(curves):
             at, value, _, _ = _columns(curve)
-            place.plot(at, value, color=colour(position), label=curve.name)
+            place.plot(at, value, **line(position), label=curve.name)
         place.set_xlabel("steps of the attack")
         place.set_ylabel("mean loss")
         _legend(figure, place, len(curves))
@@ -61,8 +61,7 @@ def _curves(curves: Sequence[Series], label: str, *, logarithmic: bool) -> Figur
                 at,
                 value,
                 yerr=[below, above],
-                color=colour(position),
-                marker=MARKERS[position % len(MARKERS)],
+                **marked_line(position),
                 markersize=6,
                 elinewidth=1.2,
                 capsize=3,

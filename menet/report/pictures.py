@@ -27,12 +27,14 @@ def portraits(records: Records, most: int = 4) -> Figure | None:
     seen = "clean_seen" in rows[0]["pictures"]
     columns = ["clean", "adversarial", "difference"] + (["clean_seen", "adversarial_seen"] if seen else [])
     scale = _scale(rows)
+    defense = records.evaluation["model"].get("defense") or {}
+    done = "estimated" if defense.get("name") == "me-net" else "processed"
     titles = {
         "clean": "clean",
         "adversarial": "adversarial",
         "difference": f"difference ×{scale:g}",
-        "clean_seen": "clean,\nestimated",
-        "adversarial_seen": "adversarial,\nestimated",
+        "clean_seen": f"clean,\n{done}",
+        "adversarial_seen": f"adversarial,\n{done}",
     }
     with styled():
         # Five columns are shown as wide as three, so their words are larger.

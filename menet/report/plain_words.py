@@ -65,13 +65,18 @@ def _threat(records: Records) -> Threat | None:
     return str(threat["norm"]), float(threat["epsilon"])
 
 
+def is_at(records: Records, threat: Threat | None) -> bool:
+    """Whether an evaluation has this norm and size; any has where none is asked for."""
+    return threat is None or _threat(records) == threat
+
+
 def _has(subject: Subject, threat: Threat | None) -> bool:
-    return threat is None or any(_threat(records) == threat for records in subject.evaluations.values())
+    return any(is_at(records, threat) for records in subject.evaluations.values())
 
 
 def at_threat(subject: Subject, reference: Threat | None) -> list[Records]:
     """The evaluations of a model at the reference size, all of them where there is none."""
-    chosen = [one for one in subject.evaluations.values() if reference is None or _threat(one) == reference]
+    chosen = [one for one in subject.evaluations.values() if is_at(one, reference)]
     return chosen or list(subject.evaluations.values())
 
 

@@ -15,7 +15,7 @@ from menet.evaluation.pictures import unpack
 from menet.report import embedding
 from menet.report.pictures import portraits
 from menet.report.reconstruction import show_image
-from menet.report.style import FAINT, MARKERS, colour, sheet, styled
+from menet.report.style import FAINT, colour, marked_line, sheet, styled
 
 BLUE, RED = 0, 1
 
@@ -51,8 +51,7 @@ def lines(summary: dict[str, Any], root: Path) -> Figure:
                     [point["x"] for point in points],
                     value,
                     yerr=[below, above],
-                    color=colour(position),
-                    marker=MARKERS[position % len(MARKERS)],
+                    **marked_line(position),
                     markersize=5,
                     elinewidth=1,
                     capsize=2,

@@ -13,6 +13,7 @@ PALETTE = ("#2f6db3", "#c8473f", "#2c8a5f", "#a2609f", "#c27c1a", "#4a9aa8", "#7
 """Colours of equal weight that stay apart in print and for most colour-blind readers."""
 
 MARKERS = "osD^vP*X"
+DASHES = ("-", "--", ":")
 
 SETTINGS: dict[Any, Any] = {
     "font.size": 11,
@@ -53,3 +54,13 @@ def sheet(width: float = 4.8, height: float = 3.3) -> Figure:
 def colour(position: int) -> str:
     """The colour of the series at `position`."""
     return PALETTE[position % len(PALETTE)]
+
+
+def line(position: int) -> dict[str, Any]:
+    """How the line at `position` in a figure is drawn; dashes tell those apart whose colours come round again."""
+    return {"color": colour(position), "linestyle": DASHES[position // len(PALETTE) % len(DASHES)]}
+
+
+def marked_line(position: int) -> dict[str, Any]:
+    """The same with a marker at each point."""
+    return {**line(position), "marker": MARKERS[position % len(MARKERS)]}

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 from rich.table import Table as RichTable
 
@@ -10,7 +11,11 @@ from menet.evaluation.certify import certified_accuracies
 from menet.evaluation.compare import compare
 from menet.evaluation.records import Records
 from menet.report.collect import Collection, PaperNumber, Subject
+from menet.report.plain_words import common_threat, is_at
 from menet.report.words import attack_words, interval, percent, signed, threat_words
+
+FEW = 4
+"""Models that can all be compared with each other before the table is longer than anyone reads."""
 
 
 @dataclass(frozen=True)
@@ -141,33 +146,46 @@ def certificates(subjects: Sequence[Subject]) -> Table:
 
 
 def comparisons(collection: Collection, criterion: Criterion = "vote") -> Table:
-    """Each pair of models under the attacks that both were put to, on the same examples."""
+    """Each pair of models under the attacks that both were put to, on the same examples.
+
+    Of many models, each only with those that have no defense, and at the common size of attacks.
+    """
+    subjects = [subject for subject in collection.subjects if subject.evaluations]
+    pairs, reference = list(combinations(subjects, 2)), None
+    explanation = "By vote. A small p says that a difference so large is unlikely between equally good models."
+    if len(subjects) > FEW:
+        pairs = [pair for pair in pairs if not all(map(_defended, pair))] or pairs
+        reference = common_threat(subjects)
+        explanation += (
+            f" Of {len(subjects)} models, each is compared with those that have no defense, at the size most "
+            "attacks have; `menet evaluate --against` compares any two."
+        )
     rows = []
-    subjects = collection.subjects
-    for place, first in enumerate(subjects):
-        for second in subjects[place + 1 :]:
-            for label in first.evaluations:
-                if label not in second.evaluations:
-                    continue
-                one, other = first.evaluations[label], second.evaluations[label]
-                if not _comparable(one, other):
-                    continue
-                found = compare(one, other, criterion=criterion)
-                rows.append(
-                    (
-                        Cell(f"{first.name} – {second.name}"),
-                        Cell(attack_words(one), threat_words(one.evaluation)),
-                        Cell(f"{signed(100 * found.difference)} points", number=True),
-                        Cell(f"{found.only_first} : {found.only_second}", number=True),
-                        Cell(_chance(found.p_value), number=True),
-                    )
+    for first, second in pairs:
+        for label, one in first.evaluations.items():
+            other = second.evaluations.get(label)
+            if other is None or not _comparable(one, other) or not is_at(one, reference):
+                continue
+            found = compare(one, other, criterion=criterion)
+            rows.append(
+                (
+                    Cell(f"{first.name} – {second.name}"),
+                    Cell(attack_words(one), threat_words(one.evaluation)),
+                    Cell(f"{signed(100 * found.difference)} points", number=True),
+                    Cell(f"{found.only_first} : {found.only_second}", number=True),
+                    Cell(_chance(found.p_value), number=True),
                 )
+            )
     return Table(
         "Models compared on the same examples",
         ("models", "attack", "difference", "right alone", "McNemar p"),
         tuple(rows),
-        "By vote. A small p says that a difference so large is unlikely between equally good models.",
+        explanation,
     )
+
+
+def _defended(subject: Subject) -> bool:
+    return any(records.evaluation["model"].get("defense") for records in subject.evaluations.values())
 
 
 def _row(

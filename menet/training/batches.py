@@ -26,8 +26,8 @@ class Batches:
 
     config: TrainingConfig
     dataset: Dataset
-    chosen: Int[Tensor, "n"]
-    held_out: Int[Tensor, "m"]
+    chosen: Int[Tensor, " n"]
+    held_out: Int[Tensor, " m"]
     prepared: Prepared | None
 
     @classmethod
@@ -60,7 +60,7 @@ class Batches:
         """Steps in one epoch."""
         return len(self.chosen) // self.config.batch
 
-    def order(self, epoch: int) -> Int[Tensor, "n"]:
+    def order(self, epoch: int) -> Int[Tensor, " n"]:
         """The positions of an epoch's images, and of one copy of each where a prepared set holds several.
 
         It follows from the seed and the epoch alone, so an epoch can be taken up in its middle.
@@ -73,7 +73,7 @@ class Batches:
         return positions * self.prepared.copies + copies
 
     def batch(
-        self, order: Int[Tensor, "n"], number: int, generator: torch.Generator, place: Place
+        self, order: Int[Tensor, " n"], number: int, generator: torch.Generator, place: Place
     ) -> tuple[Float[Tensor, "b c h w"], Int[Tensor, " b"]]:
         """This process's part of an epoch's batch `number`.
 

@@ -17,7 +17,7 @@ BATCH = 500
 def accuracy(
     model: nn.Module,
     dataset: Dataset,
-    index: Int[Tensor, "n"] | None = None,
+    index: Int[Tensor, " n"] | None = None,
     *,
     seed: int = 0,
     attack: PGD | None = None,

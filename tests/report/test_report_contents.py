@@ -100,6 +100,15 @@ def test_words_name_where_the_defense_does_not_hold(tmp_path):
     assert re.search(r"b \(\d.*%\) does not hold where a \(\d.*%\) does\.", "\n".join(meaning(collect(tmp_path))))
 
 
+def test_many_models_are_compared_with_those_without_a_defense(tmp_path):
+    for number in range(6):
+        write(tmp_path / f"model-{number}", evaluation("pgd", defense=number > 1), right=20)
+    table = comparisons(collect(tmp_path))
+    pairs = {row[0].text for row in table.rows}
+    assert pairs == {f"model-{a} – model-{b}" for a in (0, 1) for b in range(a + 1, 6)}
+    assert "Of 6 models" in table.explanation
+
+
 def test_page_escapes_names_and_asks_for_nothing_outside(whole):
     assert "<script" not in whole
     assert "&lt;script&gt;alert" in whole
