@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 
 from scipy.stats import wilcoxon
 
@@ -9,9 +10,13 @@ from menet.evaluation.accuracy import Accuracy, accuracy, correctness
 from menet.evaluation.certify import certified_accuracies
 from menet.evaluation.records import Records
 from menet.report.collect import Collection, Subject
+from menet.report.series import sweeps
 from menet.report.words import attack_words, counted, percent, signed, size
 
 Threat = tuple[str, float]
+
+NOTABLE = 0.02
+"""A rise of accuracy with the size of the attack that is worth a word: two points."""
 
 BOUND = (
     "Every accuracy under attack is an upper bound: a stronger attack can only lower it. "
@@ -28,6 +33,7 @@ def meaning(collection: Collection) -> list[str]:
         there = [subject for subject in subjects if _has(subject, threat)]
         paragraphs += [words for subject in there for words in _of_expectation(subject, threat)]
         paragraphs += _of_strongest(there, threat)
+    paragraphs += _of_rising(subjects)
     paragraphs += [
         _of_certificate(subject, subject.certificate) for subject in collection.subjects if subject.certificate
     ]
@@ -160,6 +166,21 @@ def _of_strongest(subjects: Sequence[Subject], reference: Threat | None) -> list
         ]
         start = f"At {_size(strongest(at_threat(other, reference)))}, each under its strongest measured attack, "
         found += [start + f"{', '.join(who)} {of[len(who) == 1]}." for who, *of in verdicts if who]
+    return found
+
+
+def _of_rising(subjects: Sequence[Subject]) -> list[str]:
+    """Where an attack finds less when it may change more, so that it is not at its best."""
+    found = []
+    for axis, curves in sweeps(subjects).items():
+        for curve in curves if axis.name == "epsilon" else ():
+            for before, after in pairwise(curve.points):
+                if after.value > before.value + NOTABLE:
+                    found.append(
+                        f"{curve.name}: {percent(before.value)} remain at ε = {size(before.at)} and "
+                        f"{percent(after.value)} at ε = {size(after.at)}. Whoever may change more can do no "
+                        "worse, so the attack is not at its best there and the larger number too high."
+                    )
     return found
 
 

@@ -33,6 +33,7 @@ SETTINGS: dict[Any, Any] = {
     "ytick.color": FAINT,
     "legend.frameon": False,
     "legend.fontsize": 10,
+    "legend.handlelength": 3.2,
     "lines.linewidth": 2,
     "svg.fonttype": "path",
     "svg.hashsalt": "menet",

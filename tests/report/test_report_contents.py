@@ -100,6 +100,15 @@ def test_words_name_where_the_defense_does_not_hold(tmp_path):
     assert re.search(r"b \(\d.*%\) does not hold where a \(\d.*%\) does\.", "\n".join(meaning(collect(tmp_path))))
 
 
+def test_words_say_where_a_larger_attack_finds_less(tmp_path):
+    for epsilon, right in ((0.1, 20), (0.2, 10), (0.3, 18)):
+        label = f"pgd:epsilon={epsilon}"
+        write(tmp_path / "a", evaluation(label, defense=False, epsilon=epsilon), right=right)
+    words = "\n".join(meaning(collect(tmp_path)))
+    assert "25.0% remain at ε = 0.2 and 45.0% at ε = 0.3. Whoever may change more can do no worse" in words
+    assert "at ε = 0.1 and" not in words
+
+
 def test_many_models_are_compared_with_those_without_a_defense(tmp_path):
     for number in range(6):
         write(tmp_path / f"model-{number}", evaluation("pgd", defense=number > 1), right=20)
