@@ -37,7 +37,8 @@ STEP_OF_RESIDUAL = 0.1
 RELAXATION = 1.8
 CHECK_EVERY = 4
 CHECKS = 2  # in a row that must find the objective at rest
-# The objective may rest while the state still moves towards a better one: what a step may move it, times `tol`.
+# The objective may rest while the state still moves towards a better one: what a step may move it, in units of
+# `tol` and of the objective, which feels differences the less the smaller λ is.
 MOVEMENT = 30.0
 ELEMENTS = 256 * 32 * 32  # of a chunk: enough for calls not to be what is paid for
 
@@ -257,7 +258,7 @@ def _compiled(
             STEP_OF_RESIDUAL,
             RELAXATION,
             CHECK_EVERY,
-            MOVEMENT,
+            _movement(weight),
         ),
         estimate.numpy(),
         tuple(part.numpy() for part in state),
@@ -283,7 +284,7 @@ def _batched(
             continue
         before = (state[0].clone(), state[1].clone(), state[2].clone())
         z, now = problem.settled(problem.advance(state))
-        resting = problem.movement(before, state) <= MOVEMENT * tol * now
+        resting = problem.movement(before, state) <= _movement(weight) * tol * now
         calm = resting & (torch.cat([seen, now[None]]).diff(dim=0).abs() <= tol * now).all(0)
         seen = torch.cat([seen[1:], now[None]])
         done = running if last else running & calm
@@ -305,6 +306,10 @@ def _batched(
             state = (state[0][..., running], state[1][..., running], state[2][..., running])
             running = torch.ones_like(index, dtype=torch.bool)
     return tuple(part.movedim(-1, 0).contiguous() for part in result)
+
+
+def _movement(weight: float) -> float:
+    return MOVEMENT * max(1.0, 0.06 / weight)
 
 
 def _batch_last(t: Tensor) -> Tensor:
