@@ -64,6 +64,8 @@ def total_variation(
     """
     if not weight > 0:
         raise ConfigurationError(f"weight is {weight}; accepted are numbers above 0")
+    if max_iter < 1:
+        raise ConfigurationError(f"max_iter is {max_iter}; accepted are whole numbers from 1")
     mask = mask.expand(x.shape)
     if not x.numel():
         return x

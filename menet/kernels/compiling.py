@@ -19,7 +19,11 @@ REGISTER = 16
 
 
 def compiled(function: Callable[..., Any]) -> Any:
-    """Compile at the first call, free of the interpreter's lock; keep the result on disk if there is a place."""
+    """Compile at the first call, free of the interpreter's lock; keep the result on disk if there is a place.
+
+    In `function`, constants next to numbers of an array must be of the array's kind: a plain 2 or 1.0 would turn
+    single precision into double, and loops around it run at half the speed.
+    """
     # Sums may be reordered and products fused. Not more: NaN and infinity keep their meaning, and a quotient
     # stays one, because the reciprocal of a tiny number may be infinite where the quotient is not.
     options = {"nogil": True, "error_model": "numpy", "fastmath": {"contract", "reassoc", "nsz"}}

@@ -77,6 +77,16 @@ def test_dropped_pixels_do_not_leak(photographs):
         assert torch.equal(total_variation(torch.where(mask, photographs, other), mask), expected)
 
 
+def test_what_dropped_pixels_hold_does_not_reach_the_gradient(photographs):
+    mask = bernoulli(photographs[:1].shape, 0.5, torch.Generator().manual_seed(0))
+    gradients = []
+    for other in (0.0, torch.nan):
+        leaf = torch.where(mask, photographs[:1], other).requires_grad_()
+        gradients += torch.autograd.grad(total_variation(leaf, mask).square().sum(), leaf)
+    assert torch.equal(*gradients)
+    assert not gradients[0][~mask].any()
+
+
 def test_fills_gaps_better_than_their_mean(photographs):
     mask = bernoulli(photographs.shape, 0.5, torch.Generator().manual_seed(0))
     estimate = total_variation(photographs, mask)
@@ -140,6 +150,8 @@ def test_settings_that_cannot_work_are_named():
         TotalVariation(torch.nn.Identity(), weight=0)
     with pytest.raises(ConfigurationError, match=r"p is 1\.5"):
         TotalVariation(torch.nn.Identity(), p=1.5)
+    with pytest.raises(ConfigurationError, match="max_iter is 0"):
+        total_variation(torch.zeros(2, 3, 3), torch.ones(2, 3, 3, dtype=torch.bool), max_iter=0)
 
 
 @pytest.mark.parametrize("shape", [(5, 32, 32), (3, 28, 28), (2, 1, 9), (2, 6, 1), (2, 40, 17)])
