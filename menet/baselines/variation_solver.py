@@ -59,8 +59,7 @@ def total_variation(
     17,460 problems tried (CIFAR-10, SVHN, digits; a tenth to all of the entries kept; weights from 0.03 to 1)
     three were up to 0.12 % above. Where nothing was seen the estimate is zero.
 
-    The gradient with respect to `x` is that of the minimiser, by the implicit function theorem. It needs a state
-    closer to rest, so `tol` is a tenth where it may be asked for; that costs little next to the gradient itself.
+    The gradient with respect to `x` is that of the minimiser, by the implicit function theorem.
     """
     if not weight > 0:
         raise ConfigurationError(f"weight is {weight}; accepted are numbers above 0")
@@ -91,23 +90,21 @@ def objective(
 class _Minimise(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, x: Tensor, mask: Tensor, weight: float, tol: float, max_iter: int) -> Tensor:
-        states = context.needs_input_grad[0]
-        tol = tol / 10 if states else tol
-        estimate, *state = in_chunks(
-            lambda x, mask: _solve(x, mask, weight, tol, max_iter, states),
+        (estimate,) = in_chunks(
+            lambda x, mask: _solve(x, mask, weight, tol, max_iter, states=False),
             [x.contiguous(), mask.contiguous()],
             ELEMENTS,
         )
-        context.save_for_backward(x, mask, *state)
-        context.weight, context.max_iter = weight, max_iter
+        context.save_for_backward(x, mask)
+        context.settings = weight, tol, max_iter
         return estimate
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(context: Any, outgoing: Tensor) -> tuple[Tensor | None, ...]:
         (of_x,) = in_chunks(
-            lambda *piece: (_adjoint(*piece, weight=context.weight, max_iter=context.max_iter),),
-            [*context.saved_tensors, outgoing.contiguous()],
+            lambda *piece: (_adjoint(*piece, *context.settings),),
+            [*(tensor.contiguous() for tensor in context.saved_tensors), outgoing.contiguous()],
             ELEMENTS,
         )
         return of_x, None, None, None, None
@@ -226,9 +223,7 @@ class _Problem:
         self.room = [self.x.new_empty(shape) for shape in shapes]
 
 
-def _solve(
-    x: Tensor, mask: Tensor, weight: float, tol: float, max_iter: int, states: bool = True
-) -> tuple[Tensor, ...]:
+def _solve(x: Tensor, mask: Tensor, weight: float, tol: float, max_iter: int, states: bool) -> tuple[Tensor, ...]:
     """The estimates and, if asked for, the states they stand for on the common scale.
 
     For small images on a CPU the same steps are in `kernels/variation.py`, compiled.
@@ -318,22 +313,17 @@ def _batch_last(t: Tensor) -> Tensor:
     return t.movedim(0, -1).contiguous()
 
 
-def _adjoint(
-    x: Tensor,
-    mask: Tensor,
-    whole: Tensor,
-    rows: Tensor,
-    columns: Tensor,
-    outgoing: Tensor,
-    *,
-    weight: float,
-    max_iter: int,
-) -> Tensor:
-    """The gradient at the fixed point: the adjoint of the step's derivative, summed over all later steps."""
+def _adjoint(x: Tensor, mask: Tensor, outgoing: Tensor, weight: float, tol: float, max_iter: int) -> Tensor:
+    """The gradient at the fixed point: the adjoint of the step's derivative, summed over all later steps.
+
+    It needs a state closer to its end than the estimate does, so it is found again, with a tenth of `tol`: that
+    costs little next to the sum, and the estimate does not depend on whether gradients are asked for.
+    """
+    _, *found = _solve(x, mask, weight, tol / 10, max_iter, states=True)
     with torch.enable_grad():
         problem = _Problem(_batch_last(x), _batch_last(mask), weight)
         problem.x = problem.x.detach().requires_grad_()
-        state = tuple(_batch_last(part).detach().requires_grad_() for part in (whole, rows, columns))
+        state = tuple(_batch_last(part).detach().requires_grad_() for part in found)
         z, after = problem.step((state[0], state[1], state[2]))
     flow = torch.autograd.grad(
         z, [*state, problem.x], _batch_last(outgoing), retain_graph=True, materialize_grads=True
