@@ -101,7 +101,9 @@ class Dataset:
 def positions_of(index: Index, length: int) -> Int[Tensor, " b"]:
     """A slice or vector of possibly negative positions as a vector of positions in [0, length)."""
     if isinstance(index, slice):
-        return torch.arange(*index.indices(length))
+        chosen = range(*index.indices(length))
+        # Written so that a slice with its end before its start is empty, as in Python; for torch it is an error.
+        return torch.arange(chosen.start, chosen.start + len(chosen) * chosen.step, chosen.step)
     outside = (index < -length) | (index >= length)
     if outside.any():
         raise IndexError(f"position {int(index[outside][0])} is outside a dataset of {length} images")

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from menet.data.dataset import Joined
+from menet.data.dataset import Joined, positions_of
 
 
 @given(st.data())
@@ -23,3 +23,11 @@ def test_parts_read_as_one(data: st.DataObject) -> None:
     # torch has no slices that go backwards, so they are compared with Python's.
     chosen = data.draw(st.slices(count))
     assert torch.equal(joined[chosen], expected[list(range(count))[chosen]])
+
+
+@given(st.integers(0, 12), st.data())
+def test_slices_mean_what_they_mean_in_python(length: int, data: st.DataObject) -> None:
+    bound = st.none() | st.integers(-15, 15)
+    step = st.none() | st.integers(-4, 4).filter(bool)
+    chosen = slice(data.draw(bound), data.draw(bound), data.draw(step))
+    assert positions_of(chosen, length).tolist() == list(range(length))[chosen]
