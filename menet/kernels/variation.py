@@ -1,4 +1,4 @@
-"""The splitting of `baselines/variation_solver.py` for one image after another; see there for what it does.
+"""`baselines/variation_solver.py` and its splitting for one image after another; see there for what they do.
 
 Differences between rows and between columns are kept with zeros before the first and after the last, so that
 loops run over whole rows. What a step needs to know of sizes is summed up while the step before writes them.

@@ -9,7 +9,8 @@ from torch import Tensor
 from menet import kernels
 from menet.baselines import variation_solver
 from menet.baselines.total_variation import TotalVariation
-from menet.baselines.variation_solver import _Problem, objective, total_variation
+from menet.baselines.variation_solver import objective, total_variation
+from menet.baselines.variation_splitting import Problem
 from menet.errors import ConfigurationError
 from menet.masks import bernoulli
 
@@ -120,7 +121,7 @@ def test_gradient_is_the_minimisers(weight):
 def test_step_in_place_is_the_step(photographs):
     x = photographs.flatten(0, 1).movedim(0, -1).double()
     mask = bernoulli(x.shape, 0.5, torch.Generator().manual_seed(0))
-    problem = _Problem(x * mask, mask, 0.03)
+    problem = Problem(x * mask, mask, 0.03)
     state = problem.first()
     for _ in range(5):
         estimate, after = problem.step(state)
