@@ -1,7 +1,7 @@
 """What a step of Douglas–Rachford splitting does to a batch of problems of total variation.
 
-In Douglas–Rachford splitting (ADMM with over-relaxation) z is separated from its residual and its differences, whose
-norms have proximal maps in closed form, and what joins them again is (a + DᵀD) z = q, which the cosine transform
+In this splitting (ADMM with over-relaxation) z is separated from its residual and its differences, whose norms
+have proximal maps in closed form, and what joins them again is (a + DᵀD) z = q, which the cosine transform
 diagonalises. One iteration is four small matrix products and a dozen passes over memory. Problems are scaled to a
 common contrast, so one pair of step sizes fits all.
 """
