@@ -22,6 +22,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from menet import kernels
+from menet.baselines.variation_gradient import gradient_of_minimiser
 from menet.baselines.variation_splitting import (
     RELAXATION,
     STEP_OF_DIFFERENCES,
@@ -199,31 +200,10 @@ def _batch_last(t: Tensor) -> Tensor:
 
 
 def _adjoint(x: Tensor, mask: Tensor, outgoing: Tensor, weight: float, tol: float, max_iter: int) -> Tensor:
-    """The gradient at the fixed point: the adjoint of the step's derivative, summed over all later steps.
+    """The gradient at `x`.
 
-    It needs a state closer to its end than the estimate does, so it is found again, with a tenth of `tol`: that
-    costs little next to the sum, and the estimate does not depend on whether gradients are asked for.
+    It needs a state closer to its end than the estimate does, so it is found again, with a tenth of `tol`; the
+    estimate does not depend on whether gradients are asked for.
     """
-    _, *found = _solve(x, mask, weight, tol / 10, max_iter, states=True)
-    with torch.enable_grad():
-        problem = Problem(_batch_last(x), _batch_last(mask), weight)
-        problem.x = problem.x.detach().requires_grad_()
-        state = tuple(_batch_last(part).detach().requires_grad_() for part in found)
-        z, after = problem.step((state[0], state[1], state[2]))
-    flow = torch.autograd.grad(
-        z, [*state, problem.x], _batch_last(outgoing), retain_graph=True, materialize_grads=True
-    )
-    term, of_x = list(flow[:3]), flow[3]
-    total = term
-    for iteration in range(max_iter):
-        *term, _ = torch.autograd.grad(
-            after, [*state, problem.x], term, retain_graph=True, materialize_grads=True
-        )
-        total = [so_far + part for so_far, part in zip(total, term, strict=True)]
-        if iteration % CHECK_EVERY == CHECK_EVERY - 1:
-            size = max(float(part.abs().max()) for part in term)
-            if size <= 1e-4 * max(float(part.abs().max()) for part in total):
-                break
-    *_, through = torch.autograd.grad(after, [*state, problem.x], total, materialize_grads=True)
-    # z is the scaled problem's times `scale`, x the scaled problem's over it: the two cancel.
-    return torch.where(mask, (of_x + through).movedim(-1, 0), torch.zeros_like(x))
+    _, *state = _solve(x, mask, weight, tol / 10, max_iter, states=True)
+    return gradient_of_minimiser(x, mask, state, outgoing, weight)

@@ -46,30 +46,15 @@ class Problem:
             columns + of_columns / STEP_OF_DIFFERENCES,
         )
 
-    def step(self, state: State) -> tuple[Tensor, State]:
-        """The estimate that `state` stands for, and the state after it.
-
-        What the proximal map of a norm takes off is `cut`; the map itself is t − cut, its reflection t − 2·cut.
-        """
-        whole, rows, columns = state
-        cut = _cut((whole - self.x) * self.mask, 1 / STEP_OF_RESIDUAL, (0, 1))
-        of_rows, of_columns = _cut(rows, 1 / STEP_OF_DIFFERENCES, 1), _cut(columns, 1 / STEP_OF_DIFFERENCES, 0)
-        right = whole - 2 * cut - _divergence(rows - 2 * of_rows, columns - 2 * of_columns) / self.ratio
-        left, across = self.bases
-        inside = (across @ torch.tensordot(left, right, 1)) * self.inverse
-        z = torch.tensordot(left.mT, across.mT @ inside, 1)
-        return z, (
-            whole + RELAXATION * (z - whole + cut),
-            rows + RELAXATION * (z.diff(dim=0) - rows + of_rows),
-            columns + RELAXATION * (z.diff(dim=1) - columns + of_columns),
-        )
-
     def advance(self, state: State) -> Tensor:
-        """`step` without gradients: the state after it takes the place of `state`.
+        """The estimate that `state` stands for; the state after it takes the place of `state`.
+
+        What the proximal map of a norm takes off is a share of its vector, all of a short one; the map's
+        reflection takes off twice that. What the maps brought to zero is remembered: whether `exact`ly no
+        residual was left, and between which rows and columns there were differences.
 
         Passes over memory are what an iteration costs, new memory most of all: results go where there is some,
-        and the estimate stands only until the next call. What the proximal maps brought to zero is remembered:
-        whether `exact`ly no residual was left, and between which rows and columns there were differences.
+        and the estimate stands only until the next call.
         """
         whole, rows, columns = state
         cut, spare, right, of_rows, of_columns = self.room
@@ -133,13 +118,8 @@ class Problem:
         self.room = [self.x.new_empty(shape) for shape in shapes]
 
 
-def _cut(t: Tensor, level: float, dim: int | tuple[int, ...]) -> Tensor:
-    """What the proximal map of `level`·‖·‖₂ takes off each group: all of a small one, `level` of a large one."""
-    size = torch.linalg.vector_norm(t, dim=dim, keepdim=True)
-    return t * (level / size.clamp(min=1e-12)).clamp(max=1)
-
-
 def _share_cut(square: Tensor, level: float) -> Tensor:
+    """What share of a vector the proximal map of `level`·‖·‖₂ takes off: `level` of its length, at most all."""
     return square.clamp_(min=1e-24).rsqrt_().mul_(level).clamp_(max=1)
 
 
@@ -148,16 +128,6 @@ def _joined(z: Tensor, apart: Tensor, dim: int) -> Tensor:
     group = pad(apart, (0,) * (2 * (2 - dim)) + (1, 0)).cumsum(dim).expand_as(z)
     sums, counts = (torch.zeros_like(z).scatter_add_(dim, group, t) for t in (z, torch.ones_like(z)))
     return (sums / counts.clamp_(min=1)).gather(dim, group)
-
-
-def _divergence(rows: Tensor, columns: Tensor) -> Tensor:
-    """Minus the adjoint of taking differences."""
-    return _end_to_end(rows, 0) + _end_to_end(columns, 1)
-
-
-def _end_to_end(differences: Tensor, dim: int) -> Tensor:
-    edge = torch.zeros_like(differences.narrow(dim, 0, 1))
-    return torch.cat([edge, differences, edge], dim).diff(dim=dim)
 
 
 def _start(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
