@@ -9,7 +9,7 @@ from torch import nn
 
 from menet.baselines.bit_depth import BitDepth, reduce_depth
 from menet.baselines.discretise import Discretise, nearest_colours
-from menet.baselines.jpeg import JPEG, jpeg
+from menet.baselines.jpeg import JPEG, jpeg, smooth_jpeg
 from menet.baselines.median import MedianSmoothing, median_smooth
 from menet.baselines.pixel_cnn import PixelCNN, train_pixel_cnn
 from menet.baselines.pixel_defend import PixelDefend, purify
@@ -35,6 +35,7 @@ __all__ = [
     "nearest_colours",
     "purify",
     "reduce_depth",
+    "smooth_jpeg",
     "thermometer",
     "total_variation",
     "train_pixel_cnn",

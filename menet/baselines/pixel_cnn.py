@@ -7,7 +7,7 @@ convolutions a wedge at the upper right stays unseen, here beyond the 7×7 windo
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import torch
 from jaxtyping import Float, Int
@@ -106,40 +106,53 @@ class PixelCNN(nn.Module):
 
 
 class Raster:
-    """A batch of images being written pixel by pixel, and what the network made of them so far.
+    """A batch of images being written value by value, and what the network made of them so far.
 
-    Feature maps at a pixel depend on earlier pixels only, so each is computed once and kept: writing all pixels
-    costs about as much arithmetic as a single forward pass (for each channel), instead of one pass per pixel.
+    Feature maps at a value depend on earlier values only, so each is computed once and kept: writing all of them
+    costs about as much arithmetic as a single forward pass, instead of one pass per value.
     """
 
     def __init__(self, network: PixelCNN, like: Float[Tensor, "b c h w"]) -> None:
-        self.network = network
-        b, _, h, w = like.shape
-        self.layers = [network.first, *network.blocks]
-        self.weights = [
-            (layer.weight * layer.mask)[:, :, : layer.size // 2 + 1].flatten(1)
-            for layer in (*self.layers, network.last)
-        ]
-        self.planes = [
-            pad(like.new_zeros(b, layer.weight.shape[1], h, w), (layer.size // 2,) * 4) for layer in self.layers
-        ]
+        self.width = network.width
+        layers = (network.first, *network.blocks, network.last)
+        self.inputs = [_Input.of(layer, network.channels, like) for layer in layers]
 
-    def logits_at(self, row: int, column: int) -> Float[Tensor, "b c levels"]:
-        """The distributions at a pixel; a channel's is right once all earlier pixels and channels are written."""
-        maps: Tensor | None = None
-        for layer, weight, plane in zip(self.layers, self.weights, self.planes, strict=False):
-            middle = layer.size // 2
-            if maps is not None:
-                plane[:, :, row + middle, column + middle] = maps.relu()
-            window = plane[:, :, row : row + middle + 1, column : column + layer.size].flatten(1)
-            seen = linear(window, weight, layer.bias)
-            maps = seen if maps is None else maps + seen
-        assert maps is not None
-        logits = linear(maps.relu(), self.weights[-1], self.network.last.bias)
-        return logits.unflatten(1, (self.network.channels, self.network.levels))
+    def logits_at(self, row: int, column: int, channel: int) -> Float[Tensor, "b levels"]:
+        """The distribution of a value once all earlier ones are written; to be asked for in their order."""
+        mine = slice(channel * self.width, (channel + 1) * self.width)
+        first, *blocks, last = self.inputs
+        maps = first.seen_from(row, column, channel)
+        for block in blocks:
+            block.put(row, column, mine, maps.relu())
+            maps = maps + block.seen_from(row, column, channel)
+        last.put(row, column, mine, maps.relu())
+        return last.seen_from(row, column, channel)
 
     def write(self, row: int, column: int, channel: int, values: Float[Tensor, " b"]) -> None:
-        self.planes[0][:, channel, row + FIRST // 2, column + FIRST // 2] = 2 * values - 1
+        self.inputs[0].put(row, column, channel, 2 * values - 1)
+
+
+class _Input(NamedTuple):
+    """What a layer was given so far, and its weights, apart for each channel of the image."""
+
+    middle: int
+    weights: tuple[Tensor, ...]
+    biases: tuple[Tensor, ...]
+    plane: Tensor
+
+    @classmethod
+    def of(cls, layer: CausalConvolution, channels: int, like: Tensor) -> Self:
+        middle = layer.size // 2
+        weights = (layer.weight * layer.mask)[:, :, : middle + 1].flatten(1)
+        empty = like.new_zeros(len(like), layer.weight.shape[1], *like.shape[2:])
+        return cls(middle, weights.chunk(channels), layer.bias.chunk(channels), pad(empty, (middle,) * 4))
+
+    def put(self, row: int, column: int, maps: int | slice, values: Tensor) -> None:
+        self.plane[:, maps, row + self.middle, column + self.middle] = values
+
+    def seen_from(self, row: int, column: int, channel: int) -> Tensor:
+        window = self.plane[:, :, row : row + self.middle + 1, column : column + 2 * self.middle + 1]
+        return linear(window.flatten(1), self.weights[channel], self.biases[channel])
 
 
 def train_pixel_cnn(

@@ -34,7 +34,7 @@ def purify(network: PixelCNN, images: Float[Tensor, "b c h w"], epsilon: float) 
             within = (levels >= low[at][..., None]) & (levels <= high[at][..., None])
             some = within.any(-1)
             for channel in range(images.shape[1]):
-                logits = raster.logits_at(row, column)[:, channel]
+                logits = raster.logits_at(row, column, channel)
                 likeliest = logits.masked_fill(~within[:, channel], -torch.inf).argmax(-1) / most
                 values = torch.where(
                     some[:, channel], likeliest.to(images.dtype), images[:, channel, row, column]

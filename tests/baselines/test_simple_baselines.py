@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import menet
 from menet import baselines, models
+from menet.attacks import PGD, ThreatModel
 from menet.baselines import (
     BitDepth,
     Discretise,
@@ -24,6 +25,7 @@ from menet.baselines import (
     median_smooth,
     nearest_colours,
     reduce_depth,
+    smooth_jpeg,
     thermometer,
 )
 from menet.baselines.discretise import learn_colours
@@ -160,6 +162,29 @@ def test_jpeg_is_pillows(photographs, quality, subsampling, side):
         # Codecs compute in whole numbers, so a coefficient may round the other way now and then.
         assert difference.mean() < max(0.75, 0.1 * loss)
         assert difference.median() <= 1
+
+
+def test_smooth_jpeg_has_the_slopes_of_its_coefficients(photographs):
+    images = photographs[:1, :, :16, :16].double() * 0.9 + 0.05
+    assert torch.autograd.gradcheck(lambda x: smooth_jpeg(x, 30), images.requires_grad_(), atol=1e-5)
+    with torch.no_grad():
+        compressed = jpeg(images, 30)
+        assert (smooth_jpeg(images, 30) - compressed).abs().mean() < 0.5 * (images - compressed).abs().mean()
+
+
+def test_attacks_find_more_through_smooth_jpeg_than_through_the_identity(photographs):
+    """Most small changes are rounded away; the identity does not know which."""
+    linear = nn.Sequential(nn.Flatten(), nn.Linear(3072, 5))
+    nn.init.normal_(linear[1].weight, generator=torch.Generator().manual_seed(0))
+    defended = baselines.JPEG(linear, quality=50)
+    labels = defended(photographs).argmax(1)
+    losses = []
+    for surrogate in (defended.surrogate, lambda images: images):
+        defended.surrogate = surrogate
+        attack = PGD(threat=ThreatModel(norm="linf", epsilon=2 / 255), steps=20)
+        found = attack(defended, photographs, labels, generator=torch.Generator().manual_seed(1)).images
+        losses.append(nn.functional.cross_entropy(defended(found), labels).item())
+    assert losses[0] > 1.1 * losses[1]
 
 
 @pytest.mark.parametrize("name", ["thermometer", "bit-depth", "discretise", "jpeg", "pixel-defend"])
