@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from menet.baselines.bit_depth import BitDepth, reduce_depth
-from menet.baselines.discretise import Discretise, nearest_colours
+from menet.baselines.discretise import Discretise, blended_colours, nearest_colours
 from menet.baselines.jpeg import JPEG, jpeg, smooth_jpeg
 from menet.baselines.median import MedianSmoothing, median_smooth
 from menet.baselines.pixel_cnn import PixelCNN, train_pixel_cnn
@@ -29,6 +29,7 @@ __all__ = [
     "ResizePad",
     "Thermometer",
     "TotalVariation",
+    "blended_colours",
     "build",
     "jpeg",
     "median_smooth",

@@ -26,12 +26,13 @@ def median_smooth(images: Float[Tensor, "b c h w"], size: int = 2) -> Float[Tens
 class MedianSmoothing(Preprocessed):
     """`classifier` behind `median_smooth`; the authors' window is 2×2, on MNIST also 3×3.
 
-    `gradient="exact"` passes to the pixels that are medians, `bpda` is the identity.
+    `gradient="exact"`, the default, passes to the pixels that are medians. `bpda` is the identity, and weaker: it
+    does not know which pixels count.
     """
 
     name: ClassVar[str] = "median"
 
-    def __init__(self, classifier: nn.Module, size: int = 2, gradient: Gradient = "bpda", seed: int = 0) -> None:
+    def __init__(self, classifier: nn.Module, size: int = 2, gradient: Gradient = "exact", seed: int = 0) -> None:
         super().__init__(classifier, gradient, seed)
         if size < 1:
             raise ConfigurationError(f"size is {size}; accepted are whole numbers from 1")

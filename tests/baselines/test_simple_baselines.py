@@ -21,6 +21,7 @@ from menet.baselines import (
     MedianSmoothing,
     ResizePad,
     Thermometer,
+    blended_colours,
     jpeg,
     median_smooth,
     nearest_colours,
@@ -166,23 +167,43 @@ def test_jpeg_is_pillows(photographs, quality, subsampling, side):
 
 def test_smooth_jpeg_has_the_slopes_of_its_coefficients(photographs):
     images = photographs[:1, :, :16, :16].double() * 0.9 + 0.05
-    assert torch.autograd.gradcheck(lambda x: smooth_jpeg(x, 30), images.requires_grad_(), atol=1e-5)
+    assert torch.autograd.gradcheck(
+        lambda x: smooth_jpeg(x, 30), images.requires_grad_(), atol=1e-5, fast_mode=True
+    )
     with torch.no_grad():
         compressed = jpeg(images, 30)
         assert (smooth_jpeg(images, 30) - compressed).abs().mean() < 0.5 * (images - compressed).abs().mean()
 
 
-def test_attacks_find_more_through_smooth_jpeg_than_through_the_identity(photographs):
-    """Most small changes are rounded away; the identity does not know which."""
+def test_blended_colours_are_near_the_nearest_and_have_their_slopes(photographs, generator):
+    images = photographs[:2, :, :8, :8].double()
+    codebook = learn_colours(photographs.double(), 12, generator)
+    assert torch.autograd.gradcheck(
+        lambda x: blended_colours(x, codebook), images.requires_grad_(), atol=1e-5, fast_mode=True
+    )
+    with torch.no_grad():
+        nearest = nearest_colours(images, codebook)
+        assert (blended_colours(images, codebook) - nearest).abs().mean() < 0.5 * (images - nearest).abs().mean()
+    one = codebook[:1]
+    assert torch.isfinite(blended_colours(images, one)).all()
+
+
+@pytest.mark.parametrize(
+    "name, settings", [("jpeg", {"quality": 50}), ("discretise", {"colours": 20}), ("median", {"size": 3})]
+)
+def test_attacks_find_more_through_the_default_gradient_than_through_the_identity(photographs, name, settings):
+    """Most small changes are lost on the way; the identity does not know which."""
     linear = nn.Sequential(nn.Flatten(), nn.Linear(3072, 5))
     nn.init.normal_(linear[1].weight, generator=torch.Generator().manual_seed(0))
-    defended = baselines.JPEG(linear, quality=50)
+    defended = baselines.build(name, linear, **settings)
+    defended.fit(photographs, torch.Generator().manual_seed(0))
+    plain = defended.with_gradient("bpda")
+    plain.surrogate = lambda images: images
     labels = defended(photographs).argmax(1)
     losses = []
-    for surrogate in (defended.surrogate, lambda images: images):
-        defended.surrogate = surrogate
+    for view in (defended, plain):
         attack = PGD(threat=ThreatModel(norm="linf", epsilon=2 / 255), steps=20)
-        found = attack(defended, photographs, labels, generator=torch.Generator().manual_seed(1)).images
+        found = attack(view, photographs, labels, generator=torch.Generator().manual_seed(1)).images
         losses.append(nn.functional.cross_entropy(defended(found), labels).item())
     assert losses[0] > 1.1 * losses[1]
 
