@@ -106,13 +106,18 @@ def _of_subject(subject: Subject, reference: Threat | None) -> str:
 
 
 def _of_expectation(subject: Subject, reference: Threat | None) -> list[str]:
-    """How much following the gradient in expectation over masks takes away."""
+    """How much following the gradient in expectation over masks takes away, the gradient being of one kind."""
     white = [one for one in at_threat(subject, reference) if one.evaluation["attack"].get("kind") != "Transfer"]
-    single = [one for one in white if (one.evaluation["attack"].get("eot") or 1) == 1]
-    several = [one for one in white if (one.evaluation["attack"].get("eot") or 1) > 1]
-    if not single or not several:
+    pairs = []
+    for kind in dict.fromkeys(one.evaluation.get("gradient") for one in white):
+        alike = [one for one in white if one.evaluation.get("gradient") == kind]
+        single = [one for one in alike if (one.evaluation["attack"].get("eot") or 1) == 1]
+        several = [one for one in alike if (one.evaluation["attack"].get("eot") or 1) > 1]
+        if single and several:
+            pairs.append((strongest(single), strongest(several)))
+    if not pairs:
         return []
-    before, after = strongest(single), strongest(several)
+    before, after = min(pairs, key=lambda pair: _number(pair[1]).value)
     first, second = _number(before), _number(after)
     examples, chance = _paired(before, after)
     masks = after.evaluation["attack"]["eot"]

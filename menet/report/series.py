@@ -169,7 +169,8 @@ def _kind(records: Records) -> str:
     eot = _attack(records.evaluation).get("eot") or 1
     kind = str(_attack(records.evaluation).get("kind", "attack"))
     transferred = "transfer " if attack.get("kind") == "Transfer" else ""
-    return f"{transferred}{kind}" + (f" + EOT {eot}" if eot > 1 else "")
+    exact = ", exact" if records.evaluation.get("gradient") == "exact" else ""
+    return f"{transferred}{kind}" + (f" + EOT {eot}" if eot > 1 else "") + exact
 
 
 def _point(at: float, number: Accuracy) -> Point:

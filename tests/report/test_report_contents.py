@@ -94,6 +94,16 @@ def test_words_do_not_claim_a_difference_that_may_be_chance(tmp_path):
     assert "overstates" not in words
 
 
+def test_what_masks_take_away_is_told_for_gradients_of_one_kind(tmp_path):
+    write(tmp_path, evaluation("one", defense=True), right=30)
+    write(tmp_path, evaluation("many", defense=True, eot=20), right=20)
+    write(tmp_path, {**evaluation("exact", defense=True, eot=20), "gradient": "exact"}, right=5)
+    words = "\n".join(meaning(collect(tmp_path)))
+    assert "(PGD, exact gradient, 20 steps, EOT over 20 masks) leaves 12.5%" in words
+    assert "one mask per gradient 75.0%" in words
+    assert "with 20 masks 50.0%" in words
+
+
 def test_words_name_where_the_defense_does_not_hold(tmp_path):
     write(tmp_path / "b", evaluation("pgd", defense=True), right=2)
     write(tmp_path / "a", evaluation("pgd", defense=False), right=35)
