@@ -33,9 +33,9 @@ class Demo:
     """Train three networks on real digits, attack each, certify, and say what the numbers mean.
 
     A network as usual, one trained on adversarial images and a ME-Net; transferred attacks, PGD through the
-    estimator (BPDA), in expectation over masks (EOT), there with exact gradients too. A few minutes on two
-    cores and no download. Started again, it goes on where it was and uses what is finished. `--beside all` puts
-    the defenses that ME-Net is compared with beside it.
+    estimator (BPDA) and in expectation over masks (EOT). A few minutes on two cores and no download. Started
+    again, it goes on where it was and uses what is finished. `--beside all` puts the defenses that ME-Net is
+    compared with beside it.
     """
 
     quick: bool = False

@@ -112,10 +112,9 @@ class Plan:
         own = f"pgd:steps={self.steps},on=me-net-copy" if self.copy else transferred
         white, averaged = self._white_box(), self._averaged()
         vanilla = Network("vanilla", "vanilla", self.epochs, attacks=(transferred, *white))
-        # Exact gradients cost more again: they are followed where something is left to find.
-        exact = f"{averaged[-1]},gradient=exact"
-        attacks = (own, *white, *averaged, exact)
-        me_net = Network("me-net", "ME-Net", self.estimated_epochs, defense=_me_net(P), attacks=attacks)
+        me_net = Network(
+            "me-net", "ME-Net", self.estimated_epochs, defense=_me_net(P), attacks=(own, *white, *averaged)
+        )
         low_p = Network("me-net-low-p", f"ME-Net, p {LOW_P:g}", self.estimated_epochs, certified=True)
         return (
             vanilla,
