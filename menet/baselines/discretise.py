@@ -35,7 +35,7 @@ def blended_colours(images: Float[Tensor, "b c h w"], codebook: Float[Tensor, "k
     colours = codebook.to(images.dtype)
     pixels = images.movedim(1, -1)
     near = colours[_nearest(pixels.detach(), colours, min(NEAREST, len(colours)))]
-    apart = torch.cdist(colours, colours).fill_diagonal_(1).amin(1).square().mean()
+    apart = torch.cdist(colours, colours).fill_diagonal_(1).amin(1).square().mean().clamp(min=1e-6)
     closeness = -(pixels[..., None, :] - near).square().sum(-1) / (SOFTNESS * apart)
     blend = (closeness.softmax(-1)[..., None] * near).sum(-2)
     return torch.lerp(blend, pixels, SLOPE).movedim(-1, 1)

@@ -184,8 +184,8 @@ def test_blended_colours_are_near_the_nearest_and_have_their_slopes(photographs,
     with torch.no_grad():
         nearest = nearest_colours(images, codebook)
         assert (blended_colours(images, codebook) - nearest).abs().mean() < 0.5 * (images - nearest).abs().mean()
-    one = codebook[:1]
-    assert torch.isfinite(blended_colours(images, one)).all()
+    for few in (codebook[:1], codebook[:1].expand(3, -1)):
+        assert torch.isfinite(blended_colours(images, few)).all()
 
 
 @pytest.mark.parametrize(
