@@ -13,10 +13,10 @@ from sklearn.datasets import load_sample_images
 from torch import Tensor, nn
 
 from menet import models
+from menet.distributed import Worker
 from menet.preprocessed import Preprocessed, rebuild
 from menet.training.building import build_objective, build_optimizer
 from menet.training.config import TrainingConfig, me_net
-from menet.training.distributed import Place
 from menet.training.loop import Step
 from menet.training.precision import number_type
 from menet.training.recipes import paper_cifar10
@@ -60,7 +60,7 @@ class _Watched:
         if isinstance(self.model, Preprocessed):
             self._watch(self.model)
         kind = number_type(config.precision, images.device)
-        self.module = Step(self.model, build_objective(config, Place()), torch.Generator(), kind)
+        self.module = Step(self.model, build_objective(config, Worker()), torch.Generator(), kind)
         self.optimizer = build_optimizer(config, self.model)
         self.images, self.labels = images, labels
         self.inside: list[float] = []

@@ -1,6 +1,5 @@
 """Attacking a part of a dataset so that it can be stopped and resumed."""
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any, Protocol, runtime_checkable
@@ -13,6 +12,7 @@ from menet.attacks.kinds import Model
 from menet.attacks.result import AttackResult
 from menet.errors import ConfigurationError
 from menet.progress import reporting
+from menet.seeding import derive
 
 
 @runtime_checkable
@@ -76,24 +76,19 @@ def attack_range(
             end = min(first + batch, len(examples))
             images, labels = examples.batch(slice(first, end))
             # Two streams: with one, a random start would follow the masks the model is about to draw.
-            stream = derived_seed(seed, first)
+            stream = derive(seed, first)
             if hasattr(model, "reseed"):
-                model.reseed(derived_seed(stream, 0))
+                model.reseed(derive(stream, 0))
             result = attack(
                 model,
                 images.to(device),
                 labels.to(device),
-                generator=torch.Generator().manual_seed(derived_seed(stream, 1)),
+                generator=torch.Generator().manual_seed(derive(stream, 1)),
                 trace=trace,
             )
             part = slice(max(start, first) - first, min(stop, end) - first)
             yield AttackedBatch(first + part.start, first + part.stop, labels[part], _part_of(result, part))
             progress.advance(part.stop - part.start)
-
-
-def derived_seed(seed: int, place: int) -> int:
-    """A seed for one place of a run, unrelated to those of other places."""
-    return int.from_bytes(hashlib.sha256(f"{seed}:{place}".encode()).digest()[:7], "big")
 
 
 def _part_of(result: AttackResult, part: slice) -> AttackResult:

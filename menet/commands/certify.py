@@ -11,7 +11,7 @@ from rich.table import Table
 from menet.commands.subjects import dataset_of, default_folder, device_of, model_of
 from menet.defense import MENet
 from menet.errors import ConfigurationError
-from menet.evaluation import CertificateSettings, Place, Records, certified_accuracies, certify
+from menet.evaluation import CertificateSettings, Records, Worker, certified_accuracies, certify
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Certify:
             rows=self.rows,
         )
         folder = self.out or default_folder(self.run, "certificate" + ("" if self.p is None else f"-{self.p:g}"))
-        place = Place.from_environment()
+        place = Worker.from_environment()
         records = certify(
             model, dataset, folder, settings, source=source, device=device_of(self.device), place=place
         )

@@ -14,9 +14,9 @@ from menet.commands.subjects import dataset_of, default_folder, device_of, epsil
 from menet.errors import ConfigurationError
 from menet.evaluation import (
     CRITERIA,
-    Place,
     Records,
     Settings,
+    Worker,
     accuracies,
     assign,
     compare,
@@ -113,7 +113,7 @@ class Evaluate:
             trace=self.trace,
         )
         folder = self.out or default_folder(self.run, "evaluation")
-        place = Place.from_environment()
+        place = Worker.from_environment()
         records = evaluate(
             model,
             dataset,

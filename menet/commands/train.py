@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import tyro
 
+from menet.distributed import Worker
 from menet.errors import ConfigurationError
 from menet.training import TrainingConfig, recipes, train
 from menet.training.checkpoint import BEST
 from menet.training.config import Norm, Objective, Optimizer, Precision, Schedule, me_net
-from menet.training.distributed import rank_and_world
 from menet.training.log import read_log
 from menet.training.loop import Saving
 
@@ -143,7 +143,7 @@ class Train:
         out = self.out or Path("runs") / f"{config.dataset.partition(':')[0]}-{self.defense}-{config.objective}"
         saving = Saving(self.save_seconds, self.save_steps, self.log_steps)
         folder = train(config, out, root=self.root, saving=saving)
-        if rank_and_world()[0] == 0:
+        if Worker.from_environment().first:
             score = read_log(folder)[-1]["accuracy"]
             print(f"test accuracy after the last epoch: {score:.2%} (one mask per image)")
             print(f"model of the best epoch: {folder / BEST}")

@@ -1,9 +1,9 @@
 """Evaluations one can trust: records, accuracies with intervals, an audit, and a certificate."""
 
+from menet.distributed import Worker
 from menet.evaluation.accuracy import CRITERIA, Accuracy, accuracies, accuracy, restart_accuracies
 from menet.evaluation.attack_words import Assignment, assign
 from menet.evaluation.audit import audit
-from menet.evaluation.batches import Place
 from menet.evaluation.certify import CertificateSettings, certified_accuracies, certified_radius, certify
 from menet.evaluation.checks.subject import AuditSettings, Finding
 from menet.evaluation.compare import Comparison, compare, mcnemar
@@ -21,9 +21,9 @@ __all__ = [
     "Comparison",
     "Finding",
     "Outcome",
-    "Place",
     "Records",
     "Settings",
+    "Worker",
     "accuracies",
     "accuracy",
     "assign",

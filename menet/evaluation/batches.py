@@ -1,27 +1,12 @@
 """Going through a range of examples batch by batch, so that it can be killed, continued and shared."""
 
-import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from menet.distributed import Worker
 from menet.errors import ConfigurationError
 from menet.evaluation.records import Row, Shard, present
 from menet.progress import reporting
-
-
-@dataclass(frozen=True)
-class Place:
-    """Which of how many processes this is; under torchrun they share the batches."""
-
-    rank: int = 0
-    processes: int = 1
-
-    @classmethod
-    def from_environment(cls) -> "Place":
-        """As torchrun says."""
-        return cls(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
 
 
 def range_of(start: int, stop: int | None, length: int) -> range:
@@ -39,28 +24,22 @@ def work_through(
     shard: Shard,
     folder: Path,
     label: str,
-    place: Place,
+    place: Worker,
     shown: Callable[[list[Row]], dict[str, float | str]],
 ) -> None:
     """Append the rows that `make(start, stop)` makes, for this process's examples that have none yet.
 
     Batches lie at multiples of `batch`, whatever the range, and `make` is given stretches inside one batch.
     """
-    own = [index for index in examples if index // batch % place.processes == place.rank]
+    own = [index for index in examples if index // batch % place.world == place.rank]
     done = present(folder, label)
-    title = label + (f" [{place.rank}]" if place.processes > 1 else "")
+    title = label + (f" [{place.rank}]" if place.world > 1 else "")
     with reporting(title, len(own)) as progress:
         progress.advance(len(done.intersection(own)))
         for start, stop in _stretches([index for index in own if index not in done], batch):
             rows = [row for row in make(start, stop) if row["index"] not in done]
             shard.append(rows)
             progress.advance(len(rows), **shown(rows))
-
-
-def reseed(model: Any, seed: int) -> None:
-    """Seed a model that can be seeded."""
-    if hasattr(model, "reseed"):
-        model.reseed(seed)
 
 
 def _stretches(indices: Sequence[int], batch: int) -> Iterator[tuple[int, int]]:

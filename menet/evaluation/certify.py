@@ -29,15 +29,19 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from menet import seeding
 from menet.attacks.eot import ROWS
 from menet.defense import MENet
+from menet.distributed import Worker
 from menet.errors import ConfigurationError, RecordError
-from menet.evaluation import description, seeds
+from menet.evaluation import description
 from menet.evaluation.accuracy import Accuracy
-from menet.evaluation.batches import Place, range_of, work_through
+from menet.evaluation.batches import range_of, work_through
 from menet.evaluation.intervals import CONFIDENCE, clopper_pearson, lower_bound
 from menet.evaluation.records import Records, Row, Shard, read, shard_path, shards
 from menet.evaluation.scoring import score
+
+PURPOSES: tuple[seeding.Purpose, seeding.Purpose] = ("selection", "estimation")
 
 LABEL = "certificate"
 
@@ -151,10 +155,10 @@ def certify(
     *,
     source: str = "",
     device: torch.device | str = "cpu",
-    place: Place | None = None,
+    place: Worker | None = None,
 ) -> Records:
     """Certify a range of a dataset into rows that can be killed, continued and shared like an evaluation's."""
-    place = place or Place.from_environment()
+    place = place or Worker.from_environment()
     model.eval().to(device)
     examples = range_of(settings.start, settings.stop, len(dataset))
     p, entries = observation(model, dataset.images.shape[1])
@@ -172,7 +176,7 @@ def certify(
     def make(start: int, stop: int) -> list[Row]:
         first = start - start % settings.batch
         images, labels = dataset.batch(slice(first, min(first + settings.batch, len(dataset))))
-        used = {name: seeds.at(settings.seed, name, LABEL, first) for name in seeds.CERTIFICATE}
+        used = {name: seeding.batch_seed(settings.seed, name, LABEL, first) for name in PURPOSES}
         began = time.perf_counter()
         found = certificates(model, images.to(device), settings, *used.values())
         seconds = round((time.perf_counter() - began) / len(images), 6)
@@ -193,7 +197,7 @@ def certify(
     made = {"source": source, **description.of_machine(device)}
     with Shard(shard_path(folder, LABEL, place.rank), evaluation, made) as shard:
         work_through(examples, settings.batch, make, shard, Path(folder), LABEL, place, _certified)
-    return read(*shards(folder, LABEL), damaged=place.processes > 1)
+    return read(*shards(folder, LABEL), damaged=place.world > 1)
 
 
 def certified_accuracies(

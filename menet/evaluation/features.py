@@ -11,12 +11,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 from torch import nn
 
+from menet import seeding
 from menet.errors import RecordError
-from menet.evaluation import description, seeds
-from menet.evaluation.batches import reseed
+from menet.evaluation import description
 from menet.evaluation.pictures import unpack
 from menet.evaluation.records import Records, shard_path
 from menet.files import write_atomically
+from menet.seeding import reseed
 
 SUFFIX = ".features.safetensors"
 _ARRAYS = ("labels", "clean", "adversarial")
@@ -48,7 +49,7 @@ def features_of(model: nn.Module, records: Records, batch: int = 256) -> Feature
         raise RecordError(f"a {type(model).__name__} has no method `features`")
     if description.weights_hash(model) != records.evaluation["model"]["weights"]:
         raise RecordError(f"the records of {records.label!r} are of another model")
-    reseed(model, seeds.at(int(records.evaluation["seed"]), "pictures", records.label, 0))
+    reseed(model, seeding.batch_seed(int(records.evaluation["seed"]), "pictures", records.label, 0))
     vectors = {}
     for kind in ("clean", "adversarial"):
         images = torch.stack([unpack(row["pictures"][kind]["image"]) for row in kept])

@@ -10,15 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from menet import seeding
 from menet.attacks import AttackedBatch, AttackResult, attack_range
 from menet.attacks.eot import ROWS
+from menet.distributed import Worker
 from menet.errors import ConfigurationError
-from menet.evaluation import description, seeds
+from menet.evaluation import description
 from menet.evaluation.attack_words import Assignment
-from menet.evaluation.batches import Place, range_of, reseed, work_through
+from menet.evaluation.batches import range_of, work_through
 from menet.evaluation.pictures import portray
 from menet.evaluation.records import Records, Row, Shard, read, shard_path, shards
 from menet.evaluation.scoring import answers_alike, score
+from menet.seeding import reseed
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ def evaluate(
     *,
     source: str = "",
     device: torch.device | str = "cpu",
-    place: Place | None = None,
+    place: Worker | None = None,
 ) -> dict[str, Records]:
     """Make all rows that are not in `folder` yet, and return the records of each attack, by label.
 
@@ -64,7 +67,7 @@ def evaluate(
     evaluation that is started again ends with the rows of one that was never killed. A process of several
     returns what is there, without waiting for the others.
     """
-    place = place or Place.from_environment()
+    place = place or Worker.from_environment()
     if len({assignment.label for assignment in assignments}) < len(assignments):
         raise ConfigurationError("attacks has the same words twice; each makes rows of its own")
     model.eval().to(device)
@@ -79,7 +82,7 @@ def evaluate(
             work = _Work(model, dataset, assignment, settings, masks, torch.device(device), clean)
             work.run(shard, Path(folder), place)
         # Other processes may be writing: what of theirs is whole counts, the rest is missing for now.
-        records[assignment.label] = read(*shards(folder, assignment.label), damaged=place.processes > 1)
+        records[assignment.label] = read(*shards(folder, assignment.label), damaged=place.world > 1)
     return records
 
 
@@ -118,7 +121,7 @@ class _Work:
     clean: dict[int, list[dict[str, Any]]]
     """Answers for clean images by batch, the same for every attack."""
 
-    def run(self, shard: Shard, folder: Path, place: Place) -> None:
+    def run(self, shard: Shard, folder: Path, place: Worker) -> None:
         settings = self.settings
         examples = range_of(settings.start, settings.stop, len(self.dataset))
         work_through(
@@ -134,8 +137,10 @@ class _Work:
         (outcome,) = self._attacked(first, end)
         seconds = (time.perf_counter() - began) / (end - first)
         images, labels = (part.to(self.device) for part in self.dataset.batch(slice(first, end)))
-        used = {purpose: seeds.at(settings.seed, purpose, label, first) for purpose in ("attack", "scoring")}
-        used["clean"] = seeds.at(settings.seed, "clean", "", first)
+        used = {
+            purpose: seeding.batch_seed(settings.seed, purpose, label, first) for purpose in ("attack", "scoring")
+        }
+        used["clean"] = seeding.batch_seed(settings.seed, "clean", "", first)
         if first not in self.clean:
             self.clean[first] = self._scored(images, labels, used["clean"])
         adversarial = self._scored(outcome.result.images, labels, used["scoring"])
@@ -161,7 +166,10 @@ class _Work:
 
     def _attacked(self, first: int, end: int) -> Iterator[AttackedBatch]:
         if self.assignment.source is not None:
-            reseed(self.assignment.source, seeds.at(self.settings.seed, "source", self.assignment.label, first))
+            reseed(
+                self.assignment.source,
+                seeding.batch_seed(self.settings.seed, "source", self.assignment.label, first),
+            )
         return attack_range(
             self.assignment.attack,
             self.assignment.model,
@@ -169,7 +177,7 @@ class _Work:
             first,
             end,
             batch=self.settings.batch,
-            seed=seeds.stream(self.settings.seed, "attack", self.assignment.label),
+            seed=seeding.evaluation_seed(self.settings.seed, "attack", self.assignment.label),
             trace=self.settings.trace,
             device=self.device,
         )
@@ -183,7 +191,7 @@ class _Work:
         settings, label = self.settings, self.assignment.label
         extras: list[Row] = [{} for _ in images]
         if result.restarts is not None:
-            reseed(self.model, seeds.at(settings.seed, "restarts", label, first))
+            reseed(self.model, seeding.batch_seed(settings.seed, "restarts", label, first))
             fooled = torch.stack(
                 [
                     (score(self.model, one, labels, settings.restart_masks, settings.rows).ranks > 0).sum(0)
@@ -197,7 +205,7 @@ class _Work:
                 extra["trace"] = [float(f"{loss:.6g}") for loss in losses]
         kept = max(0, min(settings.start + settings.pictures - first, len(images)))
         if kept:
-            seed = seeds.at(settings.seed, "pictures", label, first)
+            seed = seeding.batch_seed(settings.seed, "pictures", label, first)
             portraits = portray(self.model, images[:kept], result.images[:kept], seed)
             for extra, portrait in zip(extras, portraits, strict=False):
                 extra["pictures"] = portrait

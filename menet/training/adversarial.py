@@ -9,16 +9,31 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from menet.attacks import PGD
+from menet.attacks import PGD, ThreatModel
 from menet.attacks.eot import ROWS
+from menet.distributed import Worker
 from menet.training.config import TrainingConfig
-from menet.training.distributed import Place, SharedThreat
 from menet.training.standard import Outcome
 
 
-def attack_of(config: TrainingConfig, place: Place | None = None) -> PGD:
+@dataclass(frozen=True)
+class SharedThreat(ThreatModel):
+    """Random starts drawn for the batch of all processes, of which each takes its part.
+
+    So the starts, like masks and crops, do not depend on the number of processes.
+    """
+
+    rank: int = 0
+    world: int = 1
+
+    def random_start(self, origin: Tensor, generator: torch.Generator) -> Tensor:
+        whole = super().random_start(origin.repeat(self.world, 1, 1, 1), generator)
+        return whole[self.rank * len(origin) : (self.rank + 1) * len(origin)]
+
+
+def attack_of(config: TrainingConfig, place: Worker | None = None) -> PGD:
     """The attack a configuration trains against; with a place, it starts as it would in one process."""
-    place = Place() if place is None else place
+    place = Worker() if place is None else place
     return PGD(
         threat=SharedThreat(config.norm, config.epsilon, rank=place.rank, world=place.world),
         steps=config.steps,

@@ -10,11 +10,11 @@ from torch import Tensor
 from menet import data
 from menet.data import Dataset
 from menet.data.augment import CropAndFlip
+from menet.distributed import Worker
 from menet.errors import ConfigurationError
+from menet.seeding import Stream, stream
 from menet.training.config import TrainingConfig
-from menet.training.distributed import Place
 from menet.training.prepared import Prepared, open_prepared
-from menet.training.streams import Purpose, stream
 
 SPLIT_SEED = 0
 """The split does not depend on a run's seed: runs that differ by seed alone hold out the same images."""
@@ -39,7 +39,7 @@ class Batches:
         if config.prepared is not None:
             prepared = open_prepared(config.prepared, dataset, config.defense)
             count = len(prepared)
-        shuffled = torch.randperm(count, generator=stream(SPLIT_SEED, Purpose.SPLIT))
+        shuffled = torch.randperm(count, generator=stream(SPLIT_SEED, Stream.SPLIT))
         held_out, chosen = shuffled[: config.validation], shuffled[config.validation :]
         if config.limit is not None and config.limit > len(chosen):
             raise ConfigurationError(
@@ -65,7 +65,7 @@ class Batches:
 
         It follows from the seed and the epoch alone, so an epoch can be taken up in its middle.
         """
-        generator = stream(self.config.seed, Purpose.ORDER, epoch)
+        generator = stream(self.config.seed, Stream.ORDER, epoch)
         positions = self.chosen[torch.randperm(len(self.chosen), generator=generator)]
         if self.prepared is None:
             return positions
@@ -73,7 +73,7 @@ class Batches:
         return positions * self.prepared.copies + copies
 
     def batch(
-        self, order: Int[Tensor, " n"], number: int, generator: torch.Generator, place: Place
+        self, order: Int[Tensor, " n"], number: int, generator: torch.Generator, place: Worker
     ) -> tuple[Float[Tensor, "b c h w"], Int[Tensor, " b"]]:
         """This process's part of an epoch's batch `number`.
 

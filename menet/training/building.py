@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 from menet import models
 from menet.data import Dataset
+from menet.distributed import Worker
 from menet.preprocessed import Preprocessed, classifier_channels, rebuild
+from menet.seeding import Stream, stream, stream_seed
 from menet.training.adversarial import Adversarial, Trades, attack_of
 from menet.training.config import TrainingConfig
-from menet.training.distributed import Place
 from menet.training.standard import Standard
-from menet.training.streams import Purpose, seed_for, stream
 
 Objective = Standard | Adversarial | Trades
 
@@ -21,7 +21,7 @@ Objective = Standard | Adversarial | Trades
 def build_model(
     config: TrainingConfig,
     dataset: Dataset,
-    place: Place | None = None,
+    place: Worker | None = None,
     *,
     chosen: Tensor | None = None,
     fitted: dict[str, Any] | None = None,
@@ -31,9 +31,9 @@ def build_model(
     A defense that learns from images does so from those at `chosen` (all if None), unless `fitted` gives the
     settings of one that has learned and whose state is to be loaded.
     """
-    place = Place() if place is None else place
+    place = Worker() if place is None else place
     channels = classifier_channels(dataset.images.shape[1], config.defense)
-    weights = stream(config.seed, Purpose.WEIGHTS)
+    weights = stream(config.seed, Stream.WEIGHTS)
     network = models.build(config.model, dataset, channels=channels, generator=weights)
     if config.channels_last:
         network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -41,8 +41,8 @@ def build_model(
     if isinstance(model, Preprocessed):
         if fitted is None:
             images = dataset.images if chosen is None else _Chosen(dataset.images, chosen)
-            model.fit(images, stream(config.seed, Purpose.FIT))
-        model.reseed(seed_for(config.seed, Purpose.MASKS))
+            model.fit(images, stream(config.seed, Stream.FIT))
+        model.reseed(stream_seed(config.seed, Stream.MASKS))
         model.share = (place.rank, place.world)
     return model.to(place.device)
 
@@ -61,7 +61,7 @@ class _Chosen:
         return self.images[self.chosen[index]]
 
 
-def build_objective(config: TrainingConfig, place: Place) -> Objective:
+def build_objective(config: TrainingConfig, place: Worker) -> Objective:
     """The small function from a batch to its loss."""
     if config.objective == "adversarial":
         return Adversarial(attack_of(config, place))

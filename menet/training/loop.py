@@ -15,9 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from menet import data
+from menet.distributed import Worker, joined
 from menet.errors import AttackError, ConfigurationError, TrainingError
 from menet.files import write_atomically
 from menet.progress import Reporter, reporting
+from menet.seeding import Stream, stream
 from menet.training.adversarial import attack_of
 from menet.training.batches import Batches
 from menet.training.building import Objective, build_model, build_objective, build_optimizer
@@ -32,12 +34,10 @@ from menet.training.checkpoint import (
     save_weights,
 )
 from menet.training.config import TrainingConfig
-from menet.training.distributed import Place, joined
 from menet.training.log import Log, read_log
 from menet.training.precision import autocast, number_type
 from menet.training.rates import rate_at
 from menet.training.score import accuracy
-from menet.training.streams import Purpose, stream
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,8 @@ def train(
             model,
             build_optimizer(config, model),
             {
-                "augmentation": stream(config.seed, Purpose.AUGMENTATION),
-                "attack": stream(config.seed, Purpose.ATTACK),
+                "augmentation": stream(config.seed, Stream.AUGMENTATION),
+                "attack": stream(config.seed, Stream.ATTACK),
             },
         )
         progress = resume(folder / LAST, config, moving) if resumed else Progress()
@@ -122,7 +122,7 @@ def _epoch(
     step: nn.Module,
     moving: Moving,
     progress: Progress,
-    place: Place,
+    place: Worker,
     log: Log | None,
     saving: Saving,
     folder: Path,
@@ -177,7 +177,7 @@ def _scores(
     config: TrainingConfig,
     batches: Batches,
     model: nn.Module,
-    place: Place,
+    place: Worker,
     kind: torch.dtype,
     progress: Progress,
 ) -> dict[str, float]:
@@ -200,7 +200,7 @@ def _finish_epoch(
     moving: Moving,
     progress: Progress,
     scores: dict[str, float],
-    place: Place,
+    place: Worker,
     log: Log | None,
     folder: Path,
 ) -> None:
@@ -231,7 +231,7 @@ def _test(
     config: TrainingConfig,
     model: nn.Module,
     testing: data.Dataset,
-    place: Place,
+    place: Worker,
     kind: torch.dtype,
     log: Log | None,
     step: int,
@@ -247,7 +247,7 @@ def _test(
 
 
 @contextmanager
-def _log(folder: Path, config: TrainingConfig, place: Place, step: int, resumed: bool) -> Iterator[Log | None]:
+def _log(folder: Path, config: TrainingConfig, place: Worker, step: int, resumed: bool) -> Iterator[Log | None]:
     """The run's log on the first process, None on the others."""
     if not place.first:
         yield None
@@ -264,7 +264,7 @@ def _log(folder: Path, config: TrainingConfig, place: Place, step: int, resumed:
 
 
 @contextmanager
-def _reporting(description: str, total: int, place: Place) -> Iterator[Reporter]:
+def _reporting(description: str, total: int, place: Worker) -> Iterator[Reporter]:
     if place.first:
         with reporting(description, total) as reporter:
             yield reporter
@@ -273,7 +273,7 @@ def _reporting(description: str, total: int, place: Place) -> Iterator[Reporter]
         yield reporter
 
 
-def _over_processes(place: Place, loss: Tensor, right: Tensor) -> tuple[float, int]:
+def _over_processes(place: Worker, loss: Tensor, right: Tensor) -> tuple[float, int]:
     numbers = place.total(torch.stack([loss.detach().double(), right.double()]))
     mean_loss, correct = numbers.tolist()
     return mean_loss / place.world, int(correct) if math.isfinite(correct) else 0

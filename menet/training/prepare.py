@@ -11,12 +11,13 @@ from torch import nn
 from menet import data
 from menet.data import Dataset
 from menet.defense import MENet
+from menet.distributed import Worker
 from menet.errors import ConfigurationError, DataError
 from menet.files import replacing, write_atomically
 from menet.masks import bernoulli
 from menet.preprocessed import describe, rebuild
 from menet.progress import reporting
-from menet.training.distributed import rank_and_world
+from menet.seeding import Stream, stream
 from menet.training.prepared import (
     DESCRIPTION,
     Description,
@@ -26,7 +27,6 @@ from menet.training.prepared import (
     read_description,
     shard_path,
 )
-from menet.training.streams import Purpose, stream
 
 BATCH = 512
 
@@ -58,7 +58,8 @@ def prepare(
     shape = tuple(source.images.shape[1:])
     made_of = fingerprint(source, count)
     description = Description(source.name, made_of, count, model.masks, shape, per_shard, seed, describe(model))
-    rank, world = rank_and_world()
+    worker = Worker.from_environment()
+    rank, world = worker.rank, worker.world
     try:
         _claim(folder, description)
         mine = range(rank, description.shards, world)
@@ -82,7 +83,7 @@ def _claim(folder: Path, description: Description) -> None:
 
 
 def _estimates(model: MENet, source: Dataset, description: Description, shard: int) -> np.ndarray:
-    generator = stream(description.seed, Purpose.PREPARE, shard)
+    generator = stream(description.seed, Stream.PREPARE, shard)
     copies = description.copies
     chosen = description.range_of(shard)
     rows = np.empty((len(chosen) * copies, *description.shape), np.uint8)

@@ -6,10 +6,10 @@ from torch import Tensor, nn
 
 from menet.attacks import PGD
 from menet.data import Dataset
+from menet.distributed import Worker
 from menet.preprocessed import Preprocessed
-from menet.training.distributed import Place
+from menet.seeding import Stream, stream, stream_seed
 from menet.training.precision import autocast
-from menet.training.streams import Purpose, seed_for, stream
 
 BATCH = 500
 
@@ -21,7 +21,7 @@ def accuracy(
     *,
     seed: int = 0,
     attack: PGD | None = None,
-    place: Place | None = None,
+    place: Worker | None = None,
     precision: torch.dtype = torch.float32,
 ) -> float:
     """The share of images (at `index`, or all) that the model names rightly, with one mask each.
@@ -30,7 +30,7 @@ def accuracy(
     processes, which share them out. The model's mode and generator are afterwards as before. It is a quick
     figure, not the project's evaluation: that is `menet.evaluation`.
     """
-    place = Place() if place is None else place
+    place = Worker() if place is None else place
     index = torch.arange(len(dataset)) if index is None else index
     was_training = model.training
     state = model.generator.get_state() if isinstance(model, Preprocessed) else None
@@ -40,11 +40,11 @@ def accuracy(
         if number % place.world != place.rank:
             continue
         if isinstance(model, Preprocessed):
-            model.reseed(seed_for(seed, Purpose.SCORE, number))
+            model.reseed(stream_seed(seed, Stream.SCORE, number))
         images, labels = (tensor.to(place.device) for tensor in dataset.batch(block))
         with autocast(precision, place.device):
             if attack is not None:
-                generator = stream(seed, Purpose.ATTACK, number)
+                generator = stream(seed, Stream.ATTACK, number)
                 images = attack(model, images, labels, generator=generator).images
             with torch.no_grad():
                 right += (model(images).argmax(1) == labels).sum()

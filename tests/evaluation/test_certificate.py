@@ -14,7 +14,7 @@ from menet.defense import MENet
 from menet.errors import ConfigurationError
 from menet.estimators import USVT, MaskOnly, NuclearNorm, SoftImpute
 from menet.estimators import Tensor as TensorEstimator
-from menet.evaluation import CertificateSettings, Place, certified_accuracies, certified_radius, certify
+from menet.evaluation import CertificateSettings, Worker, certified_accuracies, certified_radius, certify
 from menet.evaluation.certify import certificates, observation
 from menet.evaluation.intervals import lower_bound
 from menet.evaluation.records import read, shards
@@ -213,7 +213,7 @@ def test_certificates_of_a_dataset_are_rows_that_continue_and_merge(sparse, digi
     settings = CertificateSettings(stop=12, batch=5, selection=10, estimation=60, alpha=0.01, seed=1)
     alone = certify(sparse, digits, tmp_path / "alone", settings)
     for rank in (0, 1):
-        certify(sparse, digits, tmp_path / "two", settings, place=Place(rank, 2))
+        certify(sparse, digits, tmp_path / "two", settings, place=Worker(rank, 2))
     both = read(*shards(tmp_path / "two", "certificate"))
     assert [{**row, "seconds": 0} for row in both.rows] == [{**row, "seconds": 0} for row in alone.rows]
     assert len(alone.rows) == 12

@@ -11,10 +11,11 @@ import pytest
 import torch
 from evaluation_models import KILLED, RESTARTED, THREAT, assignments, network
 
+from menet import seeding
 from menet.attacks import FGSM, PGD
 from menet.errors import ConfigurationError, RecordError
 from menet.estimators import NuclearNorm
-from menet.evaluation import Assignment, Place, Settings, accuracy, assign, evaluate, lines, score, seeds
+from menet.evaluation import Assignment, Settings, Worker, accuracy, assign, evaluate, lines, score
 from menet.evaluation.pictures import pack, unpack
 from menet.evaluation.records import read, shard_path, shards
 
@@ -77,7 +78,7 @@ def test_scoring_masks_are_fresh(whole, defended, digits):
 def test_seeds_of_purposes_attacks_and_places_do_not_meet():
     purposes = ("attack", "scoring", "clean", "restarts", "pictures", "source")
     found = {
-        seeds.at(seed, purpose, label, place)
+        seeding.batch_seed(seed, purpose, label, place)
         for seed in range(5)
         for purpose in purposes
         for label in ("pgd", "pgd:steps=4", "")
@@ -140,14 +141,14 @@ def test_processes_share_the_batches_and_make_the_rows_of_one(defended, digits, 
     (alone,) = evaluate(defended, digits, pgd(defended), tmp_path / "alone", SMALL).values()
     folder = tmp_path / "shared"
     for rank in range(2):
-        (part,) = evaluate(defended, digits, pgd(defended), folder, SMALL, place=Place(rank, 2)).values()
+        (part,) = evaluate(defended, digits, pgd(defended), folder, SMALL, place=Worker(rank, 2)).values()
         assert len(part.missing) == (8 if rank == 0 else 0)
     assert len(shards(folder, "pgd")) == 2
     assert plain(read(*shards(folder, "pgd"))) == plain(alone)
     # Three processes where two had begun: what is there is not made again.
     shard_path(folder, "pgd", 1).unlink()
     for rank in range(3):
-        (part,) = evaluate(defended, digits, pgd(defended), folder, SMALL, place=Place(rank, 3)).values()
+        (part,) = evaluate(defended, digits, pgd(defended), folder, SMALL, place=Worker(rank, 3)).values()
     assert plain(part) == plain(alone)
 
 

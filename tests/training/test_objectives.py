@@ -7,8 +7,8 @@ from torch.nn import functional
 from training_helpers import tiny
 
 from menet.attacks import PGD
+from menet.distributed import Worker
 from menet.training.adversarial import Adversarial, DivergenceFrom, Trades, attack_of, still_statistics
-from menet.training.distributed import Place
 from menet.training.standard import Standard
 
 
@@ -78,7 +78,7 @@ def test_trades_attack_raises_the_divergence(model, batch):
 
 def test_the_configured_attack(batch):
     config = tiny(norm="l2", epsilon=0.7, steps=3, step_size=0.2, eot=4, batch=1024)
-    built = attack_of(config, Place(1, 2))
+    built = attack_of(config, Worker(1, 2))
     assert (built.threat.norm, built.threat.epsilon) == ("l2", 0.7)
     assert (built.steps, built.step_size, built.eot, built.random_start) == (3, 0.2, 4, True)
     assert (built.threat.rank, built.threat.world, built.rows) == (1, 2, 512)

@@ -51,11 +51,11 @@ def test_rows_are_estimates_of_their_images_under_the_schedule(folder):
     assert float(error.max()) < float(original.square().mean().sqrt()) * 1.2
     # The first row exactly, by hand.
     from menet.masks import bernoulli
-    from menet.training.streams import Purpose, stream
+    from menet.seeding import Stream, stream
 
     first = original[:128]
     p = torch.tensor([0.4, 0.45, 0.5, 0.55]).repeat(32)
-    mask = bernoulli((128, 28, 28), p, stream(0, Purpose.PREPARE, 0))
+    mask = bernoulli((128, 28, 28), p, stream(0, Stream.PREPARE, 0))
     expected = images.to_image(NuclearNorm()(images.to_matrix(first), mask), first.shape)
     torch.testing.assert_close(pixels[:128], expected, rtol=0, atol=0.51 / 255 + 1e-3)
 

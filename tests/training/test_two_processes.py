@@ -8,9 +8,10 @@ import torch
 from training_helpers import ENVIRONMENT, python
 
 from menet.attacks import ThreatModel
+from menet.distributed import Worker
 from menet.models import weights
+from menet.training.adversarial import SharedThreat
 from menet.training.checkpoint import LAST
-from menet.training.distributed import Place, SharedThreat
 from menet.training.log import read_log
 
 # Without batch normalisation, whose statistics are each process's own on a CPU.
@@ -87,4 +88,4 @@ def test_random_starts_are_parts_of_the_whole(norm):
 
 def test_parts_cover_a_batch():
     batch = torch.arange(12)
-    assert torch.equal(torch.cat([Place(rank, 4).part(batch) for rank in range(4)]), batch)
+    assert torch.equal(torch.cat([Worker(rank, 4).part(batch) for rank in range(4)]), batch)

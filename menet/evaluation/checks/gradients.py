@@ -7,8 +7,8 @@ from menet.attacks.eot import ExpectedLoss
 from menet.attacks.losses import Loss
 from menet.attacks.query import Queries
 from menet.errors import AttackError
-from menet.evaluation.batches import reseed
 from menet.evaluation.checks.subject import Finding, Subject, clearly_above, mean
+from menet.seeding import reseed
 
 VANISHED = 1e-12
 FEW = 0.05

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from menet.evaluation.batches import reseed
 from menet.evaluation.checks.subject import Finding, Subject, alike
+from menet.seeding import reseed
 
 
 def answers_repeat(subject: Subject) -> Finding:

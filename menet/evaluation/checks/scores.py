@@ -2,9 +2,9 @@
 
 import torch
 
-from menet.evaluation.batches import reseed
 from menet.evaluation.checks.subject import Finding, Subject, Watched, clearly_above, mean
 from menet.evaluation.scoring import score
+from menet.seeding import reseed
 
 
 def fresh_scoring(subject: Subject) -> Finding:

@@ -10,13 +10,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from menet import seeding
 from menet.attacks import PGD, Attack, ThreatModel
 from menet.attacks.eot import ROWS
 from menet.attacks.kinds import Model
 from menet.errors import ConfigurationError
-from menet.evaluation import seeds
-from menet.evaluation.batches import reseed
 from menet.evaluation.scoring import Outcome, score
+from menet.seeding import reseed
 
 Status = Literal["pass", "warn", "fail"]
 
@@ -36,7 +36,7 @@ class Finding:
 
 def score_fresh(model: Any, images: Tensor, labels: Tensor, masks: int, seed: int) -> Outcome:
     """The project's own way to score: on masks that have nothing to do with those of the attack."""
-    reseed(model, seeds.stream(seed, "scoring"))
+    reseed(model, seeding.evaluation_seed(seed, "scoring"))
     return score(model, images, labels, masks)
 
 

@@ -1,4 +1,4 @@
-"""Where this process stands among those that `torchrun` started: one alone, on two cores or on many machines."""
+"""The processes that `torchrun` started, of which this is one: alone, on two cores or on many machines."""
 
 import os
 import time
@@ -11,19 +11,22 @@ import torch.distributed as processes
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from menet.attacks import ThreatModel
-
 CPU = torch.device("cpu")
 PAUSE = 0.2
 
 
 @dataclass(frozen=True)
-class Place:
+class Worker:
     """One of `world` processes, and the device it computes on."""
 
     rank: int = 0
     world: int = 1
     device: torch.device = CPU
+
+    @classmethod
+    def from_environment(cls) -> "Worker":
+        """The rank and world size that `torchrun` announces; (0, 1) without it."""
+        return cls(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
 
     @property
     def first(self) -> bool:
@@ -54,39 +57,20 @@ class Place:
             processes.barrier()
 
 
-@dataclass(frozen=True)
-class SharedThreat(ThreatModel):
-    """Random starts drawn for the batch of all processes, of which each takes its part.
-
-    So the starts, like masks and crops, do not depend on the number of processes.
-    """
-
-    rank: int = 0
-    world: int = 1
-
-    def random_start(self, origin: Tensor, generator: torch.Generator) -> Tensor:
-        whole = super().random_start(origin.repeat(self.world, 1, 1, 1), generator)
-        return whole[self.rank * len(origin) : (self.rank + 1) * len(origin)]
-
-
-def rank_and_world() -> tuple[int, int]:
-    """What `torchrun` says about this process; (0, 1) without it."""
-    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-
-
 @contextmanager
-def joined() -> Iterator[Place]:
-    """This process's place, connected with the others for the length of a `with` block.
+def joined() -> Iterator[Worker]:
+    """This process as a worker, connected with the others for the length of a `with` block.
 
     On a machine with GPUs each process takes the one of its number there and speaks nccl, otherwise gloo.
     """
-    rank, world = rank_and_world()
+    worker = Worker.from_environment()
+    rank, world = worker.rank, worker.world
     device = CPU
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
     if world == 1:
-        yield Place(device=device)
+        yield Worker(device=device)
         return
     backend = "nccl" if device.type == "cuda" else "gloo"
     store = _store_of_this_attempt()
@@ -95,7 +79,7 @@ def joined() -> Iterator[Place]:
     else:
         processes.init_process_group(backend, store=store, rank=rank, world_size=world)
     try:
-        yield Place(rank, world, device)
+        yield Worker(rank, world, device)
         processes.barrier()
     finally:
         # Gloo's threads need Python's lock to let go of their last tensors; destroying the group holds that lock
