@@ -1,5 +1,8 @@
 """What can go wrong in a way the user can mend."""
 
+import importlib
+from typing import Any
+
 
 class MenetError(Exception):
     """An error whose message is one sentence for the user; the command line prints it and exits with 2."""
@@ -27,3 +30,14 @@ class TrainingError(MenetError):
 
 class RecordError(MenetError):
     """A record file that is damaged or belongs to another evaluation."""
+
+
+def require(module: str, extra: str) -> Any:
+    """Import a package that only some installations have; without it, say which extra brings it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise ConfigurationError(
+            f"this needs {package}; install it with: pip install 'menet[{extra}]'"
+        ) from error

@@ -29,7 +29,7 @@ class Reporter:
             self.last_line = now
             rate = self.done / max(now - self.started, 1e-9)
             goal = f"/{self.total:g}" if self.total else ""
-            left = f", {_duration((self.total - self.done) / rate)} left" if self.total and rate else ""
+            left = f", {format_duration((self.total - self.done) / rate)} left" if self.total and rate else ""
             words = "".join(f", {word}" for word in _words(shown))
             print(f"{self.description}: {self.done:g}{goal}{left}{words}", file=self.stream, flush=True)
 
@@ -80,7 +80,8 @@ def _words(shown: dict[str, float | str]) -> list[str]:
     ]
 
 
-def _duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
+    """`seconds` as minutes and seconds, with hours where there are any."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
