@@ -3,11 +3,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
-.PHONY: help demo test bench clean
+.PHONY: help demo check lint test bench clean
 
 help:
 	@echo "make demo    train, attack and certify on real digits, and write the report"
-	@echo "make test    lint, types, import contract and tests"
+	@echo "make check   lint, types, import contract and the fast tests, in two minutes"
+	@echo "make test    all of it, the slow tests too"
 	@echo "make bench   ratios of speed, measured side by side"
 	@echo "make clean   remove what the other targets made"
 
@@ -15,8 +16,8 @@ help:
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "installing menet and what it needs into .venv (a few minutes the first time)"
 	@$(PIP) --constraint constraints.txt torch
-	@$(PIP) --constraint constraints.txt --editable .
-	@echo "compiling the loops of the estimators"
+	@$(PIP) --constraint constraints.txt --editable '.[demo,external]'
+	@echo "compiling the estimators' loops"
 	@$(BIN)/python -c "import torch, menet; x = torch.ones(1, 2, 2); menet.usvt(x, x > 0); menet.nuclear_norm(x, x > 0)"
 	@touch $@
 
@@ -28,11 +29,16 @@ help:
 demo: .venv/user
 	@$(BIN)/menet demo
 
-test: .venv/developer
+lint: .venv/developer
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+check: lint
+	$(BIN)/python -m pytest -m "not slow"
+
+test: lint
 	$(BIN)/python -m pytest
 
 bench: .venv/developer
