@@ -128,7 +128,7 @@ def agreement(name: str, estimate: Tensor, matrices: Tensor, mask: Tensor) -> st
 
 def growth() -> None:
     """How the cost of nuclear-norm completion grows, and what memory it takes, each in a process of its own."""
-    print("  nuclear norm, colour, time per image and peak memory beyond the images, of a fresh process each:")
+    print("  nuclear norm, color, time per image and peak memory beyond the images, of a fresh process each:")
     for label, cases in {
         "side": [(side, 64 if side <= 64 else 4 if side <= 128 else 1, 0.5) for side in (28, 32, 64, 128, 224)],
         "batch": [(32, batch, 0.5) for batch in (1, 8, 64, 256, 1024)],

@@ -11,7 +11,7 @@ Matrix = NDArray[np.float64]
 
 
 def usvt(matrix: Matrix, mask: NDArray[np.bool_]) -> Matrix:
-    """Keep the top int(0.8·h) singular values of the zero-filled matrix, divide by the observed share."""
+    """Keep the top int(0.8·h) singular values of the zero-filled matrix, divide by the observed fraction."""
     left, values, right = np.linalg.svd(np.where(mask, matrix, 0.0))
     keep = int(0.8 * matrix.shape[0])
     return np.dot(left[:, :keep] * values[:keep], right[:keep]) / mask.mean()
@@ -44,7 +44,7 @@ def soft_impute_limit(matrix: Matrix, mask: NDArray[np.bool_], iterations: int =
 
 
 def nuclear_norm(matrix: Matrix, mask: NDArray[np.bool_], mu: float = 1.0, **options: object) -> Matrix:
-    """Minimise mu·‖X‖_* + ‖mask∘(X − A)‖² with SCS through cvxpy, its default accuracy."""
+    """Minimize mu·‖X‖_* + ‖mask∘(X − A)‖² with SCS through cvxpy, its default accuracy."""
     import cvxpy
 
     unknown = cvxpy.Variable(matrix.shape)

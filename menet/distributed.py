@@ -1,4 +1,4 @@
-"""The processes that `torchrun` started, of which this is one: alone, on two cores or on many machines."""
+"""This process among those that `torchrun` started: one, several on a machine, or several machines."""
 
 import os
 import time
@@ -30,11 +30,11 @@ class Worker:
 
     @property
     def first(self) -> bool:
-        """Whether this is the process that writes files and talks."""
+        """Whether this is the process that writes files and reports progress."""
         return self.rank == 0
 
     def part(self, batch: Tensor) -> Tensor:
-        """This process's equal part of a batch that belongs to all."""
+        """This process's equal part of a batch."""
         return batch[self.rank * len(batch) // self.world : (self.rank + 1) * len(batch) // self.world]
 
     def parallel(self, module: nn.Module) -> nn.Module:
@@ -52,16 +52,16 @@ class Worker:
         return numbers
 
     def wait(self) -> None:
-        """Go on when all processes have come here."""
+        """Block until all processes have reached this point."""
         if self.world > 1:
             processes.barrier()
 
 
 @contextmanager
 def joined() -> Iterator[Worker]:
-    """This process as a worker, connected with the others for the length of a `with` block.
+    """This process as a worker, connected to the others within a `with` block.
 
-    On a machine with GPUs each process takes the one of its number there and speaks nccl, otherwise gloo.
+    On a machine with GPUs each process takes the GPU of its local rank and uses nccl, otherwise gloo.
     """
     worker = Worker.from_environment()
     rank, world = worker.rank, worker.world
@@ -82,16 +82,16 @@ def joined() -> Iterator[Worker]:
         yield Worker(rank, world, device)
         processes.barrier()
     finally:
-        # Gloo's threads need Python's lock to let go of their last tensors; destroying the group holds that lock
-        # while it waits for them: without this pause a process that has done its work may never end.
+        # Gloo's threads need Python's lock to release their last tensors, and destroying the group holds that
+        # lock while it waits for them: without this pause a finished process may never exit.
         time.sleep(PAUSE)
         processes.destroy_process_group()
 
 
 def _store_of_this_attempt() -> processes.Store | None:
-    # torchrun on one machine keeps its store when it starts workers again, and processes that find the addresses
-    # of dead ones there wait for them in vain. Between machines restarts are counted by each on its own, so there
-    # the count is no common name (docs/training.md says what helps).
+    # On one machine torchrun keeps its store when it restarts workers, and processes that find the addresses of
+    # dead ones there wait for them forever. With several machines each counts its restarts by itself, so the
+    # count is no common key (docs/training.md says what helps).
     environment = os.environ
     if environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None

@@ -6,20 +6,20 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from menet.errors import ConfigurationError
+
 Channels = Literal["joint", "separate"]
 
 
 def to_matrix(images: Float[Tensor, "*batch c h w"], channels: Channels = "joint") -> Tensor:
-    """Matrices on the scale [-1, 1] of images on the scale [0, 1].
+    """Matrices with entries in [-1, 1] from images with pixels in [0, 1].
 
     `joint` puts the channels side by side, `[R G B]`, as the paper does: `(*batch, h, c·w)`.
     `separate` keeps one matrix per channel: `(*batch, c, h, w)`.
     """
     _check(channels)
     scaled = images * 2 - 1
-    if channels == "separate":
-        return scaled
-    return scaled.movedim(-3, -2).flatten(-2)
+    return join_channels(scaled) if channels == "joint" else scaled
 
 
 def to_image(matrices: Tensor, shape: torch.Size | tuple[int, ...], channels: Channels = "joint") -> Tensor:
@@ -31,6 +31,11 @@ def to_image(matrices: Tensor, shape: torch.Size | tuple[int, ...], channels: Ch
     return ((matrices + 1) / 2).clamp(0, 1)
 
 
+def join_channels(x: Tensor) -> Tensor:
+    """Images or masks `(*batch, c, h, w)` with their channels side by side: `(*batch, h, c·w)`."""
+    return x.movedim(-3, -2).flatten(-2)
+
+
 def _check(channels: str) -> None:
     if channels not in get_args(Channels):
-        raise ValueError(f"channels is {channels!r}; accepted are {', '.join(map(repr, get_args(Channels)))}")
+        raise ConfigurationError(f"unknown channels {channels!r}; choose from {', '.join(get_args(Channels))}")

@@ -1,4 +1,4 @@
-"""Which entries are seen: Bernoulli masks, the paper's observation schedules, and banks of fixed masks."""
+"""Which entries are observed: Bernoulli masks, the paper's schedules, and banks of fixed masks."""
 
 import math
 from collections.abc import Sequence
@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from menet.errors import ConfigurationError
+
 
 def bernoulli(
     shape: Sequence[int],
@@ -14,21 +16,21 @@ def bernoulli(
     generator: torch.Generator,
     device: torch.device | str | None = None,
 ) -> Bool[Tensor, "..."]:
-    """A mask of `shape` whose entries are True (seen) independently with probability `p`.
+    """A mask of `shape` whose entries are True (observed) independently with probability `p`.
 
-    `p` is a number or a tensor of one probability per leading entry of `shape` (per image). The mask is drawn
-    on the generator's device and moved to `device` (the generator's own by default), so that a generator on
-    the CPU gives the same masks whatever the images are on.
+    `p` is a number or a tensor of one probability per leading entry of `shape` (per image). The mask is drawn on
+    the generator's device and moved to `device` (by default the generator's), so that a generator on the CPU
+    gives the same masks for images on any device.
     """
     device = torch.device(device) if device is not None else generator.device
     probability = torch.as_tensor(p, dtype=torch.float32, device=generator.device)
     if not bool(((probability >= 0) & (probability <= 1)).all()):
-        raise ValueError(f"p is {_show(p)}; accepted are probabilities from 0 to 1")
+        raise ConfigurationError(f"expected 0 <= p <= 1, got {_show(p)}")
     if probability.ndim:
         if probability.shape != tuple(shape[: probability.ndim]):
-            raise ValueError(
-                f"p has shape {tuple(probability.shape)}; "
-                f"accepted are a number or one probability per leading entry of {tuple(shape)}"
+            raise ConfigurationError(
+                f"expected p to be a number or one probability per leading entry of {tuple(shape)}, "
+                f"got shape {tuple(probability.shape)}"
             )
         probability = probability.reshape(*probability.shape, *[1] * (len(shape) - probability.ndim))
     uniform = torch.rand(tuple(shape), generator=generator, device=generator.device)
@@ -36,14 +38,14 @@ def bernoulli(
 
 
 def schedule(a: float, b: float, n: int = 10) -> tuple[float, ...]:
-    """The paper's `p: a→b` with n masks: n probabilities from `a` at equal steps of (b − a)/n.
+    """The paper's `p: a→b` with n masks: n probabilities from `a` in equal steps of (b − a)/n.
 
     `schedule(0.6, 0.8, 10)` is 0.60, 0.62, …, 0.78 (Appendix B of the paper).
     """
     if not (0 <= a <= b <= 1):
-        raise ValueError(f"the schedule is {a}→{b}; accepted is a→b with 0 ≤ a ≤ b ≤ 1")
+        raise ConfigurationError(f"expected a schedule a→b with 0 <= a <= b <= 1, got {a}→{b}")
     if n < 1:
-        raise ValueError(f"n is {n}; accepted are whole numbers from 1")
+        raise ConfigurationError(f"expected n >= 1, got {n}")
     return tuple(a + (b - a) * step / n for step in range(n))
 
 
@@ -54,17 +56,17 @@ def bank(
     generator: torch.Generator,
     device: torch.device | str | None = None,
 ) -> Bool[Tensor, "count ..."]:
-    """`count` fixed masks of `shape`; with several probabilities they are used in turn."""
+    """`count` fixed masks of `shape`; several probabilities are used in turn."""
     if count < 1:
-        raise ValueError(f"count is {count}; accepted are whole numbers from 1")
+        raise ConfigurationError(f"expected count >= 1, got {count}")
     values = [float(p)] if isinstance(p, (int, float)) else [float(value) for value in p]
     if not values:
-        raise ValueError("p is empty; accepted are a probability or several")
+        raise ConfigurationError("expected one or more probabilities, got none")
     per_mask = torch.tensor((values * math.ceil(count / len(values)))[:count], device=generator.device)
     return bernoulli((count, *shape), per_mask, generator, device)
 
 
 def _show(p: float | Tensor) -> str:
     if isinstance(p, Tensor) and p.numel() > 1:
-        return f"from {float(p.min()):g} to {float(p.max()):g}"
+        return f"values from {float(p.min()):g} to {float(p.max()):g}"
     return f"{float(p):g}"

@@ -1,6 +1,7 @@
-"""A classifier behind a preprocessing step: what the defense and the defenses it is compared with share."""
+"""A classifier behind a preprocessing step: what ME-Net and the baselines share."""
 
 import copy
+import importlib
 import inspect
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal, get_args
@@ -10,20 +11,28 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from menet.errors import ConfigurationError
+from menet.linalg import no_autocast
 
 Gradient = Literal["exact", "bpda"]
 Average = Literal["logits", "probabilities"]
 
+RANGE_TOLERANCE = 1e-4
+"""How far rounding may carry a pixel beyond [0, 1]."""
+
 
 class Preprocessed(nn.Module):
-    """Preprocess images, then classify them; a subclass says how in `preprocess`.
+    """A random or deterministic preprocessing step, then a classifier; a subclass defines `preprocess`.
 
-    Images are `(b, c, h, w)` on [0, 1]. Randomness comes from the module's own generator, on the CPU so that a
-    seed means the same everywhere; it is part of `state_dict`. `gradient` says how gradients pass the
-    preprocessing: `exact` differentiates it, `bpda` takes it for the identity (`surrogate` may say otherwise).
+    Images are `(b, c, h, w)` with pixels in [0, 1]. `gradient` is how gradients pass the preprocessing: `exact`
+    differentiates it, `bpda` (backward pass differentiable approximation, Athalye et al. 2018) replaces its
+    derivative by that of `surrogate`, which is the identity unless a defense defines another.
 
-    `share=(i, n)` says that the images it sees while training are part i of n equal parts of one batch: it then
-    draws for the whole batch and uses its part, so that n processes see what one would have seen.
+    Randomness comes from the module's own `generator`, on the CPU so that a seed means the same on every device.
+    `seed=None` seeds it from the operating system. It is not part of `state_dict`: two models loaded from one
+    file must not replay each other's draws.
+
+    `shard=(i, n)` means that the images seen in training are shard i of n equal shards of one batch: the module
+    then draws for the whole batch and uses its shard, so that n processes see what one would have seen.
     """
 
     name: ClassVar[str]
@@ -34,129 +43,162 @@ class Preprocessed(nn.Module):
         if "name" in cls.__dict__:
             Preprocessed.kinds[cls.name] = cls
 
-    def __init__(self, classifier: nn.Module, gradient: Gradient = "bpda", seed: int = 0) -> None:
+    def __init__(self, classifier: nn.Module, gradient: Gradient = "bpda", seed: int | None = 0) -> None:
         super().__init__()
-        if gradient not in get_args(Gradient):
-            raise ConfigurationError(f"gradient is {gradient!r}; accepted are 'exact' and 'bpda'")
         self.classifier = classifier
-        self.gradient: Gradient = gradient
-        self.generator = torch.Generator().manual_seed(seed)
-        self.share: tuple[int, int] = (0, 1)
+        self.gradient: Gradient = _checked_gradient(gradient)
+        self.generator = torch.Generator()
+        self.reseed(seed)
+        self.shard: tuple[int, int] = (0, 1)
+        self._range_checked = False
+
+    def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b classes"]:
+        """Logits for one fresh draw of the preprocessing per image."""
+        return self.classifier(self.reconstruct(images))
+
+    @torch.compiler.disable
+    def reconstruct(
+        self, images: Float[Tensor, "b c h w"], generator: torch.Generator | None = None, **drawn: Tensor | None
+    ) -> Tensor:
+        """The preprocessed images, with gradients passing as `gradient` says.
+
+        `drawn` is randomness drawn beforehand that `preprocess` is to use, such as the `mask` of a `MENet`.
+        """
+        self._check_images(images)
+        generator = self.generator if generator is None else generator
+        # Half precision and autocast are for the classifier; a preprocessing step needs more than 8 bits.
+        precise = images.float() if images.dtype in (torch.float16, torch.bfloat16) else images
+
+        def step(images: Tensor) -> Tensor:
+            return self.preprocess(images, generator, **drawn)
+
+        if self.gradient == "exact" or not (images.requires_grad and torch.is_grad_enabled()):
+            return self._outside_autocast(step, precise).to(images.dtype)
+        with torch.no_grad():
+            seen = self._outside_autocast(step, precise)
+        # BPDA: the value is that of the preprocessing, the derivative that of the surrogate.
+        surrogate = self._outside_autocast(self.surrogate, precise)
+        return (surrogate + (seen - surrogate).detach()).to(images.dtype)
 
     def preprocess(self, images: Float[Tensor, "b c h w"], generator: torch.Generator) -> Tensor:
-        """What the classifier is to see of `images`; differentiable where `gradient="exact"` is supported."""
-        raise TypeError(f"{type(self).__name__} does not say how it preprocesses")
+        """What the classifier sees of `images`; differentiable where `gradient="exact"` is to be of use."""
+        raise TypeError(f"{type(self).__name__} does not define `preprocess`")
 
     def surrogate(self, images: Float[Tensor, "b c h w"]) -> Tensor:
-        """What the preprocessing is taken for on the backward pass under `bpda`; by default the identity."""
+        """The differentiable stand-in whose derivative `bpda` uses; by default the identity."""
         return images
 
     def visible(self, seen: Tensor) -> Float[Tensor, "b c h w"]:
-        """What the classifier sees, as images that people can look at."""
+        """What the classifier sees, as images to look at."""
         return seen
 
     @classmethod
     def classifier_channels(cls, channels: int, settings: dict[str, Any]) -> int:
-        """How many channels the classifier sees of images with `channels`; `settings` as for `from_settings`."""
+        """How many channels the classifier receives for images of `channels`, given these `settings()`."""
         return channels
 
     def fit(self, images: Any, generator: torch.Generator) -> "Preprocessed":
-        """Learn from training images what the preprocessing needs, where it needs something; then it is ready.
+        """Fit the preprocessing to training images, for defenses that learn from them.
 
-        `images` is a tensor `(n, c, h, w)` on [0, 1], or bytes as datasets hold them.
+        `images` is a tensor `(n, c, h, w)` with pixels in [0, 1], or of bytes as datasets store them.
         """
         return self
 
     def draw(self, sampler: Callable[[int], Tensor], count: int) -> Tensor:
-        """`sampler(count)`, of which each process that trains on part of a batch takes its part of the whole."""
-        part, parts = self.share if self.training else (0, 1)
-        return sampler(parts * count)[part * count : (part + 1) * count]
+        """`sampler(count)`; in training on a shard of a batch, this shard's part of a draw for all of it."""
+        shard, shards = self.shard if self.training else (0, 1)
+        return sampler(shards * count)[shard * count : (shard + 1) * count]
 
     def settings(self) -> dict[str, Any]:
-        """Everything but the classifier that `rebuild` needs, as plain JSON values."""
-        raise TypeError(f"{type(self).__name__} has no settings")
+        """Everything that `rebuild` needs besides the classifier, as plain JSON values."""
+        raise TypeError(f"{type(self).__name__} does not define `settings`")
 
     @classmethod
     def from_settings(cls, classifier: nn.Module, settings: dict[str, Any]) -> "Preprocessed":
-        """The module whose `settings()` these are; what they leave out has its default."""
+        """The module with these `settings()`; what they leave out has its default."""
         accepted = inspect.signature(cls).parameters.keys() - {"classifier"}
         unknown = sorted(settings.keys() - accepted)
         if unknown:
             names = ", ".join(sorted(accepted))
-            raise ConfigurationError(f"{cls.name} has no setting {unknown[0]!r}; accepted are {names}")
+            raise ConfigurationError(f"unknown setting {unknown[0]!r} of {cls.name}; choose from {names}")
         return cls(classifier, **settings)
 
-    def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b classes"]:
-        """Logits of one fresh draw of the preprocessing per image."""
-        return self.classifier(self.reconstruct(images))
-
-    @torch.compiler.disable
-    def reconstruct(self, images: Float[Tensor, "b c h w"], generator: torch.Generator | None = None) -> Tensor:
-        """The preprocessed images, with gradients passing as `gradient` says."""
-        generator = self.generator if generator is None else generator
-        # Autocast is for the classifier: it would round the products of a preprocessing step to 8 bits.
-        with torch.autocast(images.device.type, enabled=False):
-            if self.gradient == "exact" or not (images.requires_grad and torch.is_grad_enabled()):
-                return self.preprocess(images, generator)
-            with torch.no_grad():
-                seen = self.preprocess(images, generator)
-            carrier = self.surrogate(images)
-            return carrier + (seen - carrier).detach()
-
     def features(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b features"]:
-        """The classifier's penultimate vectors for one fresh draw per image."""
+        """The classifier's penultimate activations for one fresh draw per image."""
         vectors: Tensor = self.classifier.features(self.reconstruct(images))  # type: ignore[operator]
         return vectors
 
-    def draws(self, images: Float[Tensor, "b c h w"], masks: int = 10) -> Float[Tensor, "masks b classes"]:
-        """Logits of `masks` independent draws for each image."""
-        if masks < 1:
-            raise ConfigurationError(f"masks is {masks}; accepted are whole numbers from 1")
-        return torch.stack([self(images) for _ in range(masks)])
+    def sample(self, images: Float[Tensor, "b c h w"], draws: int = 10) -> Float[Tensor, "draws b classes"]:
+        """Logits of independent draws of the preprocessing for each image."""
+        if draws < 1:
+            raise ConfigurationError(f"expected draws >= 1, got {draws}")
+        return torch.stack([self(images) for _ in range(draws)])
 
-    def votes(self, images: Float[Tensor, "b c h w"], masks: int = 10) -> Int[Tensor, "b classes"]:
-        """How many of `masks` draws choose each class."""
-        logits = self.draws(images, masks)
+    def votes(self, images: Float[Tensor, "b c h w"], draws: int = 10) -> Int[Tensor, "b classes"]:
+        """How many of `draws` draws predict each class."""
+        logits = self.sample(images, draws)
         chosen = logits.argmax(-1)
         return torch.stack([(chosen == label).sum(0) for label in range(logits.shape[-1])], dim=-1)
 
-    def vote(self, images: Float[Tensor, "b c h w"], masks: int = 10) -> Int[Tensor, " b"]:
-        """The class most of `masks` draws choose; the lower class number where votes are equal."""
-        return self.votes(images, masks).argmax(-1)
+    def vote(self, images: Float[Tensor, "b c h w"], draws: int = 10) -> Int[Tensor, " b"]:
+        """The majority vote over `draws` draws; ties go to the lower class."""
+        return self.votes(images, draws).argmax(-1)
 
     def average(
-        self, images: Float[Tensor, "b c h w"], masks: int = 10, of: Average = "logits"
+        self, images: Float[Tensor, "b c h w"], draws: int = 10, of: Average = "logits"
     ) -> Float[Tensor, "b classes"]:
-        """The mean over `masks` draws of the logits, or the logarithm of that of the probabilities."""
+        """The mean of the logits over `draws` draws, or the logarithm of the mean of the probabilities."""
         if of not in get_args(Average):
-            raise ConfigurationError(f"of is {of!r}; accepted are 'logits' and 'probabilities'")
-        logits = self.draws(images, masks)
+            raise ConfigurationError(f"unknown average of {of!r}; choose from {', '.join(get_args(Average))}")
+        logits = self.sample(images, draws)
         return logits.mean(0) if of == "logits" else logits.softmax(-1).mean(0).log()
 
-    def reseed(self, seed: int) -> "Preprocessed":
-        """Start the module's randomness anew from `seed`."""
-        self.generator.manual_seed(seed)
+    def reseed(self, seed: int | None) -> "Preprocessed":
+        """Restart the module's randomness from `seed`; None takes a seed from the operating system."""
+        if seed is None:
+            self.generator.seed()
+        else:
+            self.generator.manual_seed(seed)
         return self
 
     def with_gradient(self, gradient: Gradient) -> "Preprocessed":
-        """The same module, weights and generator shared, with another way for gradients to pass."""
-        if gradient not in get_args(Gradient):
-            raise ConfigurationError(f"gradient is {gradient!r}; accepted are 'exact' and 'bpda'")
+        """The same module with shared weights and generator, and another way for gradients to pass."""
         view = copy.copy(self)
         view._modules = dict(self._modules)
-        # Copying gave it a generator of its own in the same state; two that replay each other's draws mislead.
+        # The copy has a generator of its own in the same state: it would replay the draws of the original.
         view.generator = self.generator
-        view.gradient = gradient
+        view.gradient = _checked_gradient(gradient)
         return view
 
-    def get_extra_state(self) -> Tensor:
-        return self.generator.get_state()
+    def _outside_autocast(self, step: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+        """`step(images)`, forward and backward; gradients also reach parameters of the preprocessing."""
+        parts = [child for name, child in self.named_children() if name != "classifier"]
+        learned = [*self.parameters(recurse=False), *(weight for part in parts for weight in part.parameters())]
+        return no_autocast(lambda images, *learned: step(images))(images, *learned)
 
-    def set_extra_state(self, state: Tensor) -> None:
-        self.generator.set_state(state.cpu())
+    def _check_images(self, images: Tensor) -> None:
+        if images.ndim != 4:
+            remedy = "; add a batch dimension: images[None]" if images.ndim == 3 else ""
+            raise ConfigurationError(
+                f"expected images (batch, channels, height, width), got shape {tuple(images.shape)}{remedy}"
+            )
+        if not images.dtype.is_floating_point:
+            raise ConfigurationError(f"expected float images in [0, 1], got {images.dtype}; divide by 255")
+        # Fake tensors and those on the meta device have no values. On an accelerator reading a value waits for
+        # the device, so there only the first batch is checked.
+        valued = type(images) in (Tensor, nn.Parameter) and not images.is_meta and images.numel() > 0
+        if not valued or (self._range_checked and images.device.type != "cpu"):
+            return
+        low, high = (float(end) for end in images.detach().aminmax())
+        if not (low >= -RANGE_TOLERANCE and high <= 1 + RANGE_TOLERANCE):
+            raise ConfigurationError(
+                f"expected pixels in [0, 1], got values from {low:g} to {high:g}; "
+                "pass raw images and put normalization inside the classifier"
+            )
+        self._range_checked = True
 
     def __getstate__(self) -> dict[str, Any]:
-        # Generators cannot be copied or pickled; their states can.
+        # A generator cannot be copied or pickled, but its state can.
         return {**self.__dict__, "generator": self.generator.get_state()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -164,22 +206,23 @@ class Preprocessed(nn.Module):
 
 
 def describe(module: nn.Module) -> dict[str, Any]:
-    """What a checkpoint says of the defense around a network; empty for a bare network."""
+    """The defense around a network as a checkpoint stores it; empty for an undefended network."""
     if not isinstance(module, Preprocessed):
         return {}
     return {"name": module.name, **module.settings()}
 
 
-def rebuild(classifier: nn.Module, described: dict[str, Any]) -> nn.Module:
-    """`classifier` behind the defense that `describe` described."""
+def rebuild(classifier: nn.Module, described: dict[str, Any], seed: int | None = 0) -> nn.Module:
+    """`classifier` behind the defense that `describe` described, its randomness started from `seed`."""
     if not described:
         return classifier
     kind, settings = _kind_and_settings(described)
-    return kind.from_settings(classifier, settings)
+    module = kind.from_settings(classifier, settings)
+    return module if "seed" in settings else module.reseed(seed)
 
 
 def classifier_channels(channels: int, described: dict[str, Any]) -> int:
-    """How many channels a classifier must take that is to stand behind the defense `described`."""
+    """How many channels a classifier behind the defense `described` receives for images of `channels`."""
     if not described:
         return channels
     kind, settings = _kind_and_settings(described)
@@ -190,6 +233,16 @@ def _kind_and_settings(described: dict[str, Any]) -> tuple[type[Preprocessed], d
     settings = dict(described)
     name = settings.pop("name", None)
     if name not in Preprocessed.kinds:
+        # Defenses register when their module is imported; nothing here may import them at its own import.
+        for module in ("menet.defense", "menet.baselines"):
+            importlib.import_module(module)
+    if name not in Preprocessed.kinds:
         known = ", ".join(sorted(Preprocessed.kinds))
-        raise ConfigurationError(f"defense is {name!r}; accepted are {known}, or nothing for a bare network")
+        raise ConfigurationError(f"unknown defense {name!r}; choose from {known}")
     return Preprocessed.kinds[name], settings
+
+
+def _checked_gradient(gradient: Gradient) -> Gradient:
+    if gradient not in get_args(Gradient):
+        raise ConfigurationError(f"unknown gradient {gradient!r}; choose from {', '.join(get_args(Gradient))}")
+    return gradient

@@ -1,4 +1,4 @@
-"""Where random numbers come from: every stream follows from one seed and what the stream is for."""
+"""Seeds: every random stream is derived from one seed and the purpose of the stream."""
 
 import hashlib
 from enum import IntEnum
@@ -8,12 +8,12 @@ import torch
 
 
 def derive(seed: int, place: int) -> int:
-    """A seed for one place (an epoch, a batch, a shard) of a run, unrelated to those of other places."""
+    """A seed for one place (an epoch, a batch, a shard) of a run, independent of those of other places."""
     return _hashed(f"{seed}:{place}")
 
 
 class Stream(IntEnum):
-    """What a random stream of a training run is for. The numbers are part of what a seed means."""
+    """The purpose of a random stream in training. The numbers are part of what a seed means."""
 
     SPLIT = 0
     WEIGHTS = 1
@@ -39,14 +39,14 @@ def stream(seed: int, purpose: Stream, place: int = 0) -> torch.Generator:
 Purpose = Literal[
     "attack", "source", "clean", "scoring", "restarts", "pictures", "selection", "estimation", "audit", "replay"
 ]
-"""What the randomness of an evaluation is for."""
+"""The purpose of a random stream in an evaluation."""
 
 
 def evaluation_seed(seed: int, purpose: Purpose, label: str = "") -> int:
-    """A seed for one purpose of one attack, unrelated to those for other purposes.
+    """A seed for one purpose of one attack, independent of those for other purposes.
 
-    An attack and the scoring of what it found have different purposes, so the draws that score an attack are
-    fresh: never those the attack saw.
+    An attack and the scoring of its adversarial examples have different purposes, so the draws that score an
+    attack are fresh: never those that the attack saw.
     """
     return _hashed(f"{purpose}|{label}|{seed}")
 
@@ -57,7 +57,7 @@ def batch_seed(seed: int, purpose: Purpose, label: str, first: int) -> int:
 
 
 def reseed(model: Any, seed: int) -> None:
-    """Seed a model that has randomness of its own; a deterministic one is left alone."""
+    """Seed a model that has randomness of its own; a deterministic model is left unchanged."""
     if hasattr(model, "reseed"):
         model.reseed(seed)
 

@@ -7,8 +7,7 @@ from torch import Tensor, nn
 from menet import FixedMasks, MENet, NuclearNorm, masks, models
 from menet import images as pictures
 from menet.errors import ConfigurationError
-from menet.estimators import USVT, MaskOnly
-from menet.estimators import Tensor as TensorEstimator
+from menet.estimators import USVT, MaskOnly, SoftImpute, TubalNuclearNorm
 from menet.preprocessed import rebuild
 
 
@@ -53,6 +52,38 @@ def test_one_number_is_a_constant_probability():
     assert model.mean_p == pytest.approx(0.7)
 
 
+def test_an_estimator_may_be_a_name_and_p_a_list():
+    model = MENet(nn.Flatten(), "usvt", p=[0.4, 0.6])
+    assert model.estimator == USVT()
+    assert model.p == (0.4, 0.6)
+    assert model.schedule == MENet(nn.Flatten(), p=(0.4, 0.6)).schedule
+
+
+@pytest.mark.parametrize("gradient", ["exact", "bpda"])
+@pytest.mark.parametrize(
+    "estimator",
+    [USVT(), SoftImpute(), NuclearNorm(), TubalNuclearNorm(), MaskOnly()],
+    ids=lambda e: type(e).__name__,
+)
+def test_a_backward_pass_inside_autocast_is_that_of_float32(photographs, estimator, gradient):
+    # Training on a processor with bfloat16 instructions runs whole steps, backward passes included, in autocast.
+    model = MENet(nn.Flatten(), estimator, gradient=gradient).eval()
+    outgoing = torch.randn(2, 3 * 32 * 32, generator=torch.Generator().manual_seed(0))
+    gradients = []
+    for enabled in (False, True):
+        model.reseed(0)
+        leaf = photographs[:2].clone().requires_grad_()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            gradients += torch.autograd.grad(model(leaf), leaf, outgoing)
+    assert torch.equal(*gradients)
+
+
+def test_a_mask_may_have_the_layout_of_the_images(photographs):
+    model = MENet(nn.Flatten(), NuclearNorm()).eval()
+    mask = masks.bernoulli(photographs.shape, 0.5, torch.Generator().manual_seed(1))
+    assert torch.equal(model(photographs, mask), model(photographs, pictures.join_channels(mask)))
+
+
 def test_explicit_masks_decide_the_answer(photographs):
     model = MENet(network(), NuclearNorm()).eval()
     one = masks.bernoulli(model.mask_shape(photographs), 0.5, torch.Generator().manual_seed(1))
@@ -82,8 +113,8 @@ def test_explicit_masks_pass_gradients_as_the_module_says(photographs):
     [
         (NuclearNorm(), "joint", (32, 96)),
         (NuclearNorm(), "separate", (1, 32, 32)),
-        (TensorEstimator(), "joint", (3, 32, 32)),
-        (TensorEstimator(), "separate", (1, 32, 32)),
+        (TubalNuclearNorm(), "joint", (3, 32, 32)),
+        (TubalNuclearNorm(), "separate", (1, 32, 32)),
     ],
 )
 def test_what_a_mask_covers(photographs, estimator, channels, shape):
@@ -109,7 +140,7 @@ def test_fixed_masks_are_public_deterministic_and_shared_by_all_images(photograp
     assert torch.autograd.grad(fixed(leaf).sum(), leaf)[0].abs().sum() > 0
 
 
-def test_compiled_model_answers_as_the_plain_one(photographs, without_annotation_checks):
+def test_a_compiled_model_gives_the_same_logits(photographs, without_annotation_checks):
     model = MENet(network(), USVT()).eval()
     compiled = torch.compile(model, backend="eager")
     expected = [model.reseed(2)(photographs), model(photographs)]
@@ -125,12 +156,17 @@ def test_compiled_model_answers_as_the_plain_one(photographs, without_annotation
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"p": (0.6, 0.4)}, "p is"),
-        ({"p": (-0.1, 0.4)}, "p is"),
-        ({"p": 1.5}, "p is"),
-        ({"masks": 0}, "masks is 0"),
-        ({"channels": "mixed"}, "channels is 'mixed'"),
-        ({"gradient": "none"}, "gradient is 'none'"),
+        ({"p": (0.6, 0.4)}, r"expected p in .*, got \(0.6, 0.4\)"),
+        ({"p": (-0.1, 0.4)}, r"expected p in .*, got \(-0.1, 0.4\)"),
+        ({"p": [0.4, 0.5, 0.6]}, r"expected p in .*, got \[0.4, 0.5, 0.6\]"),
+        ({"p": "half"}, "expected p in .*, got half"),
+        ({"p": 1.5}, "expected p in .*, got 1.5"),
+        ({"masks": 0}, "expected masks >= 1, got 0"),
+        ({"channels": "mixed"}, "unknown channels 'mixed'; choose from joint, separate"),
+        ({"gradient": "none"}, "unknown gradient 'none'; choose from exact, bpda"),
+        ({"estimator": "nuclear"}, "unknown estimator 'nuclear'; .*did you mean 'nuclear-norm'"),
+        ({"estimator": NuclearNorm}, r"got the class NuclearNorm; create one: NuclearNorm\(\)"),
+        ({"estimator": 3}, "expected an estimator or its name, got 3"),
     ],
 )
 def test_what_cannot_work_is_refused_by_name(settings, words, without_annotation_checks):
@@ -149,5 +185,5 @@ def test_estimators_that_cannot_be_built_are_refused(estimator):
 def test_unknown_defense_is_refused_and_none_is_the_bare_network():
     bare = nn.Flatten()
     assert rebuild(bare, {}) is bare
-    with pytest.raises(ConfigurationError, match="me-net"):
+    with pytest.raises(ConfigurationError, match=r"unknown defense 'wishful thinking'; choose from .*me-net"):
         rebuild(bare, {"name": "wishful thinking"})

@@ -1,25 +1,25 @@
-"""The ablation: pixels dropped, nothing estimated."""
+"""The ablation: entries are dropped and nothing is estimated."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
-from menet.estimators.checks import Gradient, estimator
+from menet.estimators.base import estimator, register
 
 
 @estimator(dimensions=2)
 def mask_only(x: Tensor, mask: Tensor) -> Tensor:
-    """`(..., m, n)` with zeros where nothing is observed (mid-grey on the scale [-1, 1])."""
+    """`(..., m, n)` with zeros at unobserved entries (mid-gray on the scale [-1, 1])."""
     return x
 
 
+@register("mask-only")
 @dataclass(frozen=True)
 class MaskOnly:
-    """`mask_only`, to tell what masking does from what estimating adds."""
+    """`mask_only`, to separate the effect of masking from that of estimation."""
 
     dimensions: ClassVar[int] = 2
-    gradient: Gradient = "exact"
 
     def __call__(self, x: Tensor, mask: Tensor) -> Tensor:
-        return mask_only(x, mask, gradient=self.gradient)
+        return mask_only(x, mask)

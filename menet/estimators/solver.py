@@ -1,14 +1,13 @@
-"""The convex problem behind Soft-Impute and nuclear-norm minimisation, solved once for both.
+"""The convex problem behind Soft-Impute and nuclear-norm minimization, solved once for both.
 
-    minimise over X:   ½ ‖mask ∘ (X − A)‖²  +  λ ‖X‖_*
+    minimize over X:   ½ ‖mask ∘ (X − A)‖²  +  λ ‖X‖_*
 
-by a few accelerated gradient steps, which find which singular values stay, and then Newton's method on the
-unobserved entries, which needs two or three steps more; on a whole batch, each matrix stopping by itself. Written
-by hand: general cone solvers take hundreds of times longer, and no batched, differentiable solver of this problem
-is in a library.
+by a few accelerated gradient steps, which find the rank, and then Newton's method on the unobserved entries,
+which needs two or three more; on a whole batch, each matrix stopping by itself. Written by hand because general
+cone solvers take hundreds of times longer, and no library has a batched, differentiable solver of this problem.
 
 A *block* is one problem: `(c, n, m)` with n ≥ m. Matrices are blocks with c = 1; for tensors ‖X‖_* is the sum of
-the nuclear norms of the c slices after an orthogonal `mixing` of the channels (see `tensor.py`).
+the nuclear norms of the c slices after an orthogonal `mixing` of the channels (see `tubal.py`).
 """
 
 from functools import partial
@@ -19,25 +18,24 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from menet import kernels, linalg
-from menet.chunks import in_chunks
 
-# Gradient steps before the first of Newton's, and Newton's steps per attempt.
+# Gradient steps before the first Newton step, and Newton steps per attempt.
 FIRST_STEPS = 6
 NEWTON_STEPS = 6
-# Conjugate gradients need not be exact inside Newton's method; for the gradient of the estimate they are.
+# Conjugate gradients may be inexact inside Newton's method, but not for the gradient of the estimate.
 NEWTON_ITERATIONS = 5
 ADJOINT_ITERATIONS = 200
 DAMPING = 4.0
-# The momentum begins as if some steps had been taken: the start is good, so there is a direction to trust.
+# Momentum starts as if some steps had been taken: the initial estimate is good, so its direction can be trusted.
 FIRST_MOMENTUM = 2.0
 _TINY = 1e-30
 
 
 class Solution(NamedTuple):
-    """The estimate and, per matrix, what happened.
+    """The estimate and, per matrix, the iterations, duality gap and rank.
 
     `gap` is the duality gap relative to the objective: the objective is at most that much above the optimum
-    (and in practice far less, as the gap's dual point is only a scaled residual). `rank` is of the estimate.
+    (in practice far less, as the dual point is only a scaled residual). `rank` is that of the estimate.
     """
 
     estimate: Tensor
@@ -54,9 +52,9 @@ class Solution(NamedTuple):
 def complete(
     x: Tensor, mask: Tensor, threshold: Tensor, mixing: Tensor | None, tol: float, max_iter: int
 ) -> Tensor:
-    """The minimiser for each block of zero-filled `x` `(b, c, n, m)`, with its exact gradient.
+    """The minimizer for each block of zero-filled `x` `(b, c, n, m)`.
 
-    Differentiable in `x` and in `threshold` `(b,)`, by the implicit function theorem at the minimiser.
+    Differentiable in `x` and in `threshold` `(b,)`, by the implicit function theorem at the minimizer.
     """
     turned = x.shape[-1] > x.shape[-2]
     estimate = _Complete.apply(
@@ -65,21 +63,26 @@ def complete(
     return estimate.mT if turned else estimate
 
 
+@linalg.no_autocast
 def describe(
     x: Tensor, mask: Tensor, threshold: Tensor, mixing: Tensor | None, tol: float, max_iter: int
 ) -> Solution:
-    """Solve, and say for each block how it went."""
+    """Solve, with the iterations, duality gap and rank of each block."""
     turned = x.shape[-1] > x.shape[-2]
 
-    def piece(x: Tensor, mask: Tensor, threshold: Tensor) -> tuple[Tensor, ...]:
+    def solve_chunk(x: Tensor, mask: Tensor, threshold: Tensor) -> tuple[Tensor, ...]:
         estimate, iterations = _iterate(x, mask, threshold, mixing, tol, max_iter)
         return estimate, iterations, *_duality_gap(estimate, x, mask, threshold, mixing)
 
-    solution = in_chunks(piece, [linalg.tall(x).contiguous(), linalg.tall(mask).contiguous(), threshold])
+    solution = linalg.in_chunks(
+        solve_chunk, [linalg.tall(x).contiguous(), linalg.tall(mask).contiguous(), threshold]
+    )
     return Solution(solution[0].mT if turned else solution[0], *solution[1:])
 
 
 class _Complete(torch.autograd.Function):
+    """Solve forward; differentiate the minimizer, not the iterations, backward."""
+
     @staticmethod
     def forward(
         context: Any,
@@ -90,7 +93,7 @@ class _Complete(torch.autograd.Function):
         tol: float,
         max_iter: int,
     ) -> Tensor:
-        (estimate,) = in_chunks(
+        (estimate,) = linalg.in_chunks(
             lambda x, mask, threshold: _iterate(x, mask, threshold, mixing, tol, max_iter)[:1],
             [x, mask, threshold],
         )
@@ -101,7 +104,7 @@ class _Complete(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(context: Any, outgoing: Tensor) -> tuple[Tensor | None, ...]:
         x, mask, threshold, estimate, mixing = context.saved_tensors
-        of_x, of_threshold = in_chunks(
+        of_x, of_threshold = linalg.in_chunks(
             partial(_implicit_gradient, mixing=mixing),
             [x, mask, threshold, estimate, outgoing.contiguous()],
         )
@@ -111,10 +114,10 @@ class _Complete(torch.autograd.Function):
 def _iterate(
     x: Tensor, mask: Tensor, threshold: Tensor, mixing: Tensor | None, tol: float, max_iter: int
 ) -> tuple[Tensor, Tensor]:
-    """Solve one chunk: gradient steps, then Newton's, in turn, until every block is done.
+    """Solve one chunk: gradient steps and Newton steps alternate until every block has converged.
 
-    For matrices on a CPU the same steps are in `kernels/completion.py`, compiled: there most of the time would go
-    into calls and into passes over memory.
+    For matrices on a CPU the same steps are compiled in `kernels/completion.py`: in torch most of the time would
+    go into calls and passes over memory.
     """
     found = _compiled(x, mask, threshold, tol, max_iter) if mixing is None else None
     return found or _batched(x, mask, threshold, mixing, tol, max_iter)
@@ -123,7 +126,7 @@ def _iterate(
 def _compiled(
     x: Tensor, mask: Tensor, threshold: Tensor, tol: float, max_iter: int
 ) -> tuple[Tensor, Tensor] | None:
-    """Blocks of one slice by the compiled solver, or nothing where it is not for these."""
+    """Blocks of one slice by the compiled solver; None where it does not apply."""
     if not kernels.suit(x):
         return None
     from menet.kernels.completion import complete_each
@@ -162,16 +165,17 @@ def _batched(
             return result, iterations
         used += NEWTON_STEPS
         problem, filled, index, damping = problem.of(left), filled[left], index[left], damping[left]
-        # What Newton could not finish is far from its minimum in a flat valley: longer runs, shorter leaps.
+        # Blocks that did not converge are far from their minimum in a flat valley: more gradient steps, more
+        # damping.
         steps, damping = 2 * steps, 8 * damping
 
 
 class _Problem(NamedTuple):
-    """Blocks to solve. What is unknown are the unobserved entries u, and there is a smooth function of them:
+    """Blocks to solve, as the minimization of a smooth function of the unobserved entries u.
 
-    the minimum over X of ½‖X − z‖² + λ‖X‖_*, where z = A + u is the *filled* matrix. It is taken at X = S(z), S
-    the shrinkage, and minimising it over u solves the problem. Its gradient is u − unseen∘S(z), which is
-    1-Lipschitz, and its Hessian I − unseen∘J with J the derivative of S.
+    The function is the minimum over X of ½‖X − z‖² + λ‖X‖_*, where z = A + u is the *filled* matrix, reached at
+    X = S(z) with S the shrinkage. Its gradient u − unseen∘S(z) is 1-Lipschitz, its Hessian I − unseen∘J with J
+    the derivative of S.
     """
 
     x: Tensor
@@ -183,18 +187,18 @@ class _Problem(NamedTuple):
         return _Problem(self.x[chosen], self.unseen[chosen], self.threshold[chosen], self.mixing)
 
     def fill(self, estimate: Tensor) -> Tensor:
-        """A with the estimate in its unobserved entries: a gradient step, if the estimate is the shrunk one."""
+        """A with the estimate at its unobserved entries; a gradient step if the estimate is S(z)."""
         return torch.addcmul(self.x, self.unseen, estimate)
 
     def decompose(self, filled: Tensor) -> linalg.Decomposition:
         return linalg.decompose(_slices(filled, self.mixing))
 
     def shrink(self, decomposition: linalg.Decomposition) -> Tensor:
-        """S(z), of the z that was decomposed."""
+        """S(z) of the decomposed z."""
         return _blocks(linalg.shrink(decomposition, self._level()), self.x.shape, self.mixing)
 
     def derivative(self, decomposition: linalg.Decomposition) -> "_Derivative":
-        """The derivative of S at the z that was decomposed."""
+        """The derivative of S at the decomposed z."""
         return _Derivative(linalg.shrink_derivative(decomposition, self._level()), self.mixing)
 
     def _level(self) -> Tensor:
@@ -212,7 +216,7 @@ class _Derivative(NamedTuple):
 
 
 def _slices(blocks: Tensor, mixing: Tensor | None) -> Tensor:
-    """Blocks as one batch of matrices, their channels mixed; what the kernels of `linalg` work on."""
+    """Blocks as one batch of matrices, their channels mixed, as `linalg` takes them."""
     if mixing is not None:
         blocks = torch.einsum("dc,bcnm->bdnm", mixing, blocks)
     return blocks.flatten(0, 1)
@@ -225,7 +229,7 @@ def _blocks(slices: Tensor, shape: torch.Size, mixing: Tensor | None) -> Tensor:
 
 
 def _accelerate(problem: _Problem, filled: Tensor, steps: int) -> Tensor:
-    """Gradient steps with Nesterov's momentum, forgotten when it points uphill (O'Donoghue & Candès, 2015)."""
+    """Gradient steps with Nesterov momentum, restarted when it points uphill (O'Donoghue & Candès, 2015)."""
     point, previous = filled, filled
     momentum = filled.new_full((len(filled), 1, 1, 1), FIRST_MOMENTUM)
     for _ in range(steps):
@@ -242,10 +246,10 @@ def _accelerate(problem: _Problem, filled: Tensor, steps: int) -> Tensor:
 def _newton(
     problem: _Problem, filled: Tensor, damping: Tensor, tol: float, steps: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Newton's steps by conjugate gradients. Estimates, filled matrices, and at which step each block was done.
+    """Newton steps by conjugate gradients: estimates, filled matrices, and the step at which each converged.
 
-    A block whose gradient grew goes back to where it was, by a plain gradient step, and waits; 0 says not done.
-    Work is spent only on blocks that go on: the others are put aside once, when they leave.
+    A block whose gradient grew is reset by a plain gradient step and leaves with step 0 (not converged). Work is
+    spent on the remaining blocks only.
     """
     norm = torch.linalg.vector_norm
     estimates, settled = torch.empty_like(filled), torch.empty_like(filled)
@@ -276,7 +280,7 @@ def _newton(
             decomposition = decomposition.of(stays.repeat_interleave(problem.x.shape[1]))
             filled, shrunk, stepped, downhill = filled[stays], shrunk[stays], stepped[stays], downhill[stays]
             size, length = size[stays], length[stays]
-        # Far from the minimum the Hessian is trusted less, in proportion to the gradient (Levenberg, Marquardt).
+        # Far from the minimum the Hessian is damped in proportion to the gradient (Levenberg–Marquardt).
         added = (damping * size / length)[:, None, None, None]
         derivative = problem.derivative(decomposition)
         filled = filled + _solve_hessian(derivative, problem.unseen, downhill, NEWTON_ITERATIONS, 0.1, added)
@@ -285,18 +289,18 @@ def _newton(
 
 
 def local_average(x: Tensor, mask: Tensor) -> Tensor:
-    """Where to start: each entry the mean of the observed ones among its 3×3 neighbours.
+    """The initial estimate: each entry the mean of the observed ones in its 3×3 neighborhood.
 
-    Neighbouring pixels are alike, so this saves a third of the iterations on images; the problem is convex, so
-    nothing else depends on it. Where no neighbour is observed the mean of the matrix stands in.
+    Neighboring pixels are similar, so this saves a third of the iterations on images; the problem is convex, so
+    nothing else depends on it. Where no neighbor is observed it is the mean of the matrix.
     """
     seen = mask.to(x.dtype)
     mean = x.sum((-2, -1), keepdim=True) / seen.sum((-2, -1), keepdim=True).clamp(min=1)
-    # A little of the mean is mixed in, which also decides the entries with no observed neighbour.
-    return (_neighbourhood(x) + 0.1 * mean) / (_neighbourhood(seen) + 0.1)
+    # A little of the mean is mixed in, which also decides the entries with no observed neighbor.
+    return (_neighborhood_sum(x) + 0.1 * mean) / (_neighborhood_sum(seen) + 0.1)
 
 
-def _neighbourhood(x: Tensor) -> Tensor:
+def _neighborhood_sum(x: Tensor) -> Tensor:
     # Sums of slices: torch's average pooling takes five times as long on a CPU.
     padded = functional.pad(x, (1, 1, 1, 1))
     rows = padded[..., :-2, :] + padded[..., 1:-1, :] + padded[..., 2:, :]
@@ -306,9 +310,9 @@ def _neighbourhood(x: Tensor) -> Tensor:
 def _implicit_gradient(
     x: Tensor, mask: Tensor, threshold: Tensor, estimate: Tensor, outgoing: Tensor, mixing: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The adjoint of the derivative of the minimiser, with respect to `x` and `threshold`.
+    """The adjoint of the derivative of the minimizer, with respect to `x` and `threshold`.
 
-    The minimiser is the fixed point X = S(mask∘A + mask̄∘X) of the shrinkage S. With J the derivative of S there,
+    The minimizer is the fixed point X = S(mask∘A + mask̄∘X) of the shrinkage S. With J the derivative of S there,
     the adjoint solves  v = g + mask̄∘J v  (by conjugate gradients on the unobserved entries, where I − mask̄∘J is
     symmetric and positive), then  Ā = mask∘J v.
     """
@@ -317,7 +321,7 @@ def _implicit_gradient(
     precision = 10 * torch.finfo(x.dtype).eps
     start = derivative(outgoing) * problem.unseen
     adjoint = outgoing + _solve_hessian(derivative, problem.unseen, start, ADJOINT_ITERATIONS, precision)
-    # Shrinking harder moves every kept singular value down alike: dS/dλ = −L₊V₊ᵀ.
+    # A larger λ lowers every kept singular value equally: dS/dλ = −L₊V₊ᵀ.
     spectral = derivative.spectral
     along = ((_slices(adjoint, mixing) @ spectral.right) * spectral.left).sum(-2)
     of_threshold = -(along * spectral.kept).sum(-1).reshape(x.shape[:2]).sum(-1)
@@ -342,7 +346,7 @@ def _solve_hessian(
             break
         image = (direction * (1 + damping)).addcmul_(unseen, derivative(direction), value=-1)
         curvature = _dot(direction, image)
-        # A block that has converged, or has come to a direction in which the problem is flat, stands still.
+        # A block that has converged, or whose direction has no curvature, stops.
         steep = curvature > 100 * eps * along
         goal = torch.where(steep, goal, torch.inf)
         length = torch.where(size > goal, size / curvature.clamp(min=tiny), 0)

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from menet import baselines, models
 from menet.defense import MENet
 from menet.errors import ConfigurationError
-from menet.estimators import USVT, MaskOnly, NuclearNorm, SoftImpute
-from menet.estimators import Tensor as TensorEstimator
+from menet.estimators import USVT, MaskOnly, NuclearNorm, SoftImpute, TubalNuclearNorm
 from menet.preprocessed import Preprocessed, describe, rebuild
 
 DEFENSES: dict[str, Callable[[nn.Module], Preprocessed]] = {
@@ -20,7 +19,7 @@ DEFENSES: dict[str, Callable[[nn.Module], Preprocessed]] = {
     "nuclear norm, separate channels": lambda network: MENet(network, NuclearNorm(), channels="separate"),
     "usvt": lambda network: MENet(network, USVT(), p=(0.8, 1.0)),
     "soft-impute": lambda network: MENet(network, SoftImpute(), p=0.5),
-    "tensor": lambda network: MENet(network, TensorEstimator(), masks=3),
+    "tubal": lambda network: MENet(network, TubalNuclearNorm(), masks=3),
     "mask only": lambda network: MENet(network, MaskOnly()),
     "thermometer": lambda network: baselines.Thermometer(network, levels=5),
     "total variation": lambda network: baselines.TotalVariation(network),
@@ -28,10 +27,10 @@ DEFENSES: dict[str, Callable[[nn.Module], Preprocessed]] = {
     "bit depth": lambda network: baselines.BitDepth(network, bits=2),
     "median": lambda network: baselines.MedianSmoothing(network),
     "resize and pad": lambda network: baselines.ResizePad(network, smallest=0.5),
-    "discretise": lambda network: fitted(baselines.Discretise(network, colours=6)),
+    "discretize": lambda network: fitted(baselines.Discretize(network, colors=6)),
     "jpeg": lambda network: baselines.JPEG(network),
 }
-RANDOM = set(DEFENSES) - {"thermometer", "pixel defend", "bit depth", "median", "discretise", "jpeg"}
+RANDOM = set(DEFENSES) - {"thermometer", "pixel defend", "bit depth", "median", "discretize", "jpeg"}
 """Those whose answers differ from call to call; a deterministic defense is left out here."""
 
 
@@ -142,7 +141,7 @@ def test_bpda_takes_the_step_for_the_identity(model, images):
 def test_gradient_is_one_of_two_names(model, without_annotation_checks):
     for gradient in ("exact", "bpda"):
         assert model.with_gradient(gradient).gradient == gradient
-    with pytest.raises(ConfigurationError, match="gradient is 'magic'"):
+    with pytest.raises(ConfigurationError, match="unknown gradient 'magic'; choose from exact, bpda"):
         model.with_gradient("magic")
 
 
@@ -157,14 +156,24 @@ def test_a_view_with_another_gradient_shares_weights_and_randomness(name, model,
         assert not torch.equal(first, second), "the view replays the masks of the original"
 
 
-def test_state_dict_carries_weights_and_randomness(name, model, images):
-    logits_of(model, images, 5)
-    stored = copy.deepcopy(model.state_dict())
-    expected = model(images)
+def test_state_dict_carries_weights_and_no_randomness(name, model, images):
+    assert not any("extra_state" in key for key in model.state_dict())
     other = DEFENSES[name](Little()).eval()
-    assert not torch.equal(other(images), expected)
-    other.load_state_dict(stored)
-    assert torch.equal(other(images), expected)
+    other.reseed(5)
+    state = other.generator.get_state()
+    other.load_state_dict(copy.deepcopy(model.state_dict()))
+    assert torch.equal(other.generator.get_state(), state), "loading weights changed the generator"
+    assert torch.equal(logits_of(other, images), logits_of(model, images))
+
+
+def test_without_a_seed_no_two_modules_share_draws(name, model, images):
+    if name not in RANDOM:
+        pytest.skip("draws nothing")
+    twins = [rebuild(model.classifier, describe(model), seed=None).eval() for _ in range(2)]
+    for twin in twins:
+        twin.load_state_dict(model.state_dict())
+    assert not torch.equal(twins[0].reconstruct(images), twins[1].reconstruct(images))
+    assert torch.equal(logits_of(twins[0], images), logits_of(twins[1], images))
 
 
 def test_settings_are_json_and_rebuild_the_defense(model, images, tmp_path):
@@ -180,7 +189,7 @@ def test_settings_are_json_and_rebuild_the_defense(model, images, tmp_path):
 
 
 def test_unknown_settings_are_refused_by_name(model):
-    with pytest.raises(ConfigurationError, match="no setting 'colour'"):
+    with pytest.raises(ConfigurationError, match="unknown setting 'colour'"):
         rebuild(Little(), {**describe(model), "colour": "red"})
 
 
@@ -219,6 +228,85 @@ def test_autocast_touches_the_classifier_alone(model, images):
         assert model(images).dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("gradient", ["exact", "bpda"])
+def test_gradients_under_autocast_are_those_of_float32(model, images, gradient):
+    view = model.with_gradient(gradient)
+    found = []
+    for enabled in (False, True):
+        model.reseed(2)
+        leaf = images.clone().requires_grad_()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            seen = view.reconstruct(leaf)
+            weight = torch.linspace(-1, 1, seen.numel()).reshape(seen.shape)
+            if seen.requires_grad:
+                found.append((seen.detach(), *torch.autograd.grad(seen, leaf, weight, allow_unused=True)))
+            else:
+                found.append((seen,))
+    for plain, cast in zip(*found, strict=True):
+        assert (plain is None and cast is None) or torch.equal(cast, plain)
+
+
+def test_gradients_reach_what_a_preprocessing_learns(images):
+    class Scaled(Preprocessed):
+        def __init__(self):
+            super().__init__(nn.Flatten(), gradient="exact")
+            self.mix = nn.Linear(16, 16)
+
+        def preprocess(self, images, generator):
+            return self.mix(images)
+
+    model, leaf = Scaled(), images.clone().requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        model(leaf).square().sum().backward()
+    found = [leaf.grad, model.mix.weight.grad, model.mix.bias.grad]
+    model.zero_grad()
+    plain = images.clone().requires_grad_()
+    model.mix(plain).square().sum().backward()
+    for one, other in zip(found, [plain.grad, model.mix.weight.grad, model.mix.bias.grad], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_half_precision_is_computed_in_single(model, images):
+    low = images.to(torch.bfloat16)
+    model.reseed(2)
+    seen = model.reconstruct(low)
+    assert seen.dtype == torch.bfloat16
+    model.reseed(2)
+    assert torch.equal(seen, model.reconstruct(low.float()).to(torch.bfloat16))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda images: images[0], r"got shape \(3, 16, 16\); add a batch dimension: images\[None\]"),
+        (
+            lambda images: images[0, 0],
+            r"expected images \(batch, channels, height, width\), got shape \(16, 16\)",
+        ),
+        (lambda images: (images * 255).to(torch.uint8), r"got torch.uint8; divide by 255"),
+        (lambda images: images * 2 - 1, r"expected pixels in \[0, 1\], .* normalization inside the classifier"),
+        (
+            lambda images: images / images.max() + 0.001,
+            r"expected pixels in \[0, 1\], got values from .* to 1.001",
+        ),
+        (lambda images: torch.where(images > 0.5, torch.nan, images), r"expected pixels in \[0, 1\], got .* nan"),
+    ],
+)
+def test_what_is_no_batch_of_images_is_refused(images, wrong, words, without_annotation_checks):
+    with pytest.raises(ConfigurationError, match=words):
+        MENet(nn.Flatten(), MaskOnly())(wrong(images))
+
+
+def test_the_range_allows_for_rounding_and_for_tensors_without_values(images):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    model = MENet(nn.Flatten(), MaskOnly()).eval()
+    assert model(images / images.max() * (1 + 1e-5)).shape == (5, 3 * 16 * 16)
+    model._check_images(images.to("meta"))
+    with FakeTensorMode() as mode:
+        model._check_images(mode.from_tensor(images))
+
+
 def test_vote_is_the_most_frequent_answer(model, images):
     model.reseed(6)
     answers = torch.stack([model(images).argmax(1) for _ in range(5)])
@@ -229,19 +317,19 @@ def test_vote_is_the_most_frequent_answer(model, images):
         assert torch.equal(votes[example], torch.bincount(answers[:, example], minlength=4))
     model.reseed(6)
     assert torch.equal(model.vote(images, 5), votes.argmax(1))
-    with pytest.raises(ConfigurationError, match="masks is 0"):
+    with pytest.raises(ConfigurationError, match="expected draws >= 1, got 0"):
         model.vote(images, 0)
 
 
 def test_average_is_over_logits_or_probabilities(model, images, without_annotation_checks):
     model.reseed(6)
-    draws = model.draws(images, 4)
+    draws = model.sample(images, 4)
     model.reseed(6)
     torch.testing.assert_close(model.average(images, 4), draws.mean(0))
     model.reseed(6)
     probabilities = model.average(images, 4, of="probabilities").exp()
     torch.testing.assert_close(probabilities, draws.softmax(-1).mean(0))
-    with pytest.raises(ConfigurationError, match="of is 'votes'"):
+    with pytest.raises(ConfigurationError, match="unknown average of 'votes'"):
         model.average(images, 4, of="votes")
 
 
@@ -260,7 +348,7 @@ def test_parts_of_a_batch_see_what_the_whole_would(model, images):
     whole = model.reconstruct(four)
     parts = []
     for part in range(2):
-        model.share = (part, 2)
+        model.shard = (part, 2)
         model.reseed(9)
         parts.append(model.reconstruct(four[2 * part : 2 * part + 2]))
     torch.testing.assert_close(torch.cat(parts), whole, rtol=0, atol=2e-5)

@@ -5,10 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from menet import eigen, kernels, masks
+from menet import kernels, linalg, masks
 from menet.data import load
 from menet.estimators import USVT, NuclearNorm, SoftImpute
-from menet.estimators.checks import checked
+from menet.estimators.base import checked
 
 KINDS = {torch.float32: 2e-5, torch.float64: 1e-13}
 
@@ -31,14 +31,14 @@ def faults_of(matrices, values, vectors) -> tuple[float, float, bool]:
 def test_eigenvectors_are_those_of_lapack(kind, size, generator):
     x = torch.randn(5, size, size, dtype=kind, generator=generator)
     matrices = x + x.mT
-    values, vectors = eigen.eigh(matrices)
+    values, vectors = linalg.eigh(matrices)
     apart, wrong, descends = faults_of(matrices, values, vectors)
     assert max(apart, wrong) < KINDS[kind]
     assert not descends
     expected = torch.linalg.eigvalsh(matrices.double())
     scale = expected.abs().amax()
     assert bool((values - expected).abs().max() < KINDS[kind] * scale)
-    torch.testing.assert_close(eigen.eigvalsh(matrices), values, rtol=0, atol=float(KINDS[kind] * scale))
+    torch.testing.assert_close(linalg.eigvalsh(matrices), values, rtol=0, atol=float(KINDS[kind] * scale))
 
 
 @given(
@@ -57,7 +57,7 @@ def test_any_scale_rank_and_repetition(size, rank, magnitude, repeated, seed):
     if repeated:
         values = (values * 3).round()
     matrix = ((basis * values) @ basis.mT * 10.0**magnitude)[None]
-    apart, wrong, descends = faults_of(matrix, *eigen.eigh(matrix))
+    apart, wrong, descends = faults_of(matrix, *linalg.eigh(matrix))
     assert max(apart, wrong) < 2e-5
     assert not descends
 
@@ -68,7 +68,7 @@ def test_parts_that_almost_vanish(faint, generator):
     parts = parts @ parts.mT
     matrices = torch.zeros(40, 28, 28)
     matrices[:, :14, :14], matrices[:, 14:, 14:] = parts[:, 0], faint * parts[:, 1]
-    apart, wrong, descends = faults_of(matrices, *eigen.eigh(matrices))
+    apart, wrong, descends = faults_of(matrices, *linalg.eigh(matrices))
     assert max(apart, wrong) < 2e-5
     assert not descends
 
@@ -86,12 +86,12 @@ def test_digits_with_their_empty_borders(p, generator):
 
 def test_diagonal_zero_and_empty():
     matrices = torch.stack([torch.diag(torch.tensor([3.0, 1.0, 2.0])), torch.zeros(3, 3), torch.eye(3)])
-    values, vectors = eigen.eigh(matrices)
+    values, vectors = linalg.eigh(matrices)
     assert values.tolist() == [[1, 2, 3], [0, 0, 0], [1, 1, 1]]
     apart, wrong, descends = faults_of(matrices, values, vectors)
     assert max(apart, wrong) < 1e-6
     assert not descends
-    assert eigen.eigh(torch.empty(0, 3, 3))[1].shape == (0, 3, 3)
+    assert linalg.eigh(torch.empty(0, 3, 3))[1].shape == (0, 3, 3)
 
 
 @pytest.mark.parametrize("poison", [torch.nan, torch.inf])
@@ -99,7 +99,7 @@ def test_what_is_not_finite_ends(poison):
     matrices = torch.eye(8)[None].clone()
     matrices[0, 3, 4] = matrices[0, 4, 3] = poison
     try:
-        values, _ = eigen.eigh(matrices)
+        values, _ = linalg.eigh(matrices)
     except torch.linalg.LinAlgError:
         return
     assert not bool(values.isfinite().all())
@@ -139,5 +139,5 @@ def test_without_numba_torch_does_the_work(monkeypatch, generator):
     x = torch.rand(3, 12, 20, generator=generator)
     mask = masks.bernoulli(x.shape, 0.7, generator)
     filled, _ = checked(x, mask, 2)
-    assert eigen.eigh(filled @ filled.mT)[0].shape == (3, 12)
+    assert linalg.eigh(filled @ filled.mT)[0].shape == (3, 12)
     assert NuclearNorm()(x, mask).isfinite().all()

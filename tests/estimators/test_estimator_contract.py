@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from jaxtyping import TypeCheckError
 from torch import Tensor
 
-from menet import estimators, masks
+from menet import estimators, kernels, linalg, masks
+from menet.errors import ConfigurationError
 
 # A call in double precision tight enough to compare, and how many trailing dimensions make one problem.
 TIGHT = {"tol": 1e-10, "max_iter": 2_000}
@@ -18,7 +19,7 @@ ESTIMATORS = {
     "soft-impute-unrestored": (estimators.SoftImpute(restore_observed=False, **TIGHT), 2),
     "soft-impute-fixed": (estimators.SoftImpute(shrinkage=0.3, **TIGHT), 2),
     "nuclear-norm": (estimators.NuclearNorm(**TIGHT), 2),
-    "tensor": (estimators.Tensor(**TIGHT), 3),
+    "tubal": (estimators.TubalNuclearNorm(**TIGHT), 3),
     "mask-only": (estimators.MaskOnly(), 2),
 }
 
@@ -159,8 +160,10 @@ def test_degenerate_inputs(name: str, case: str) -> None:
 @pytest.mark.parametrize("m, n", [(1, 1), (1, 7), (7, 1), (2, 2)])
 def test_thin_matrices(name: str, m: int, n: int) -> None:
     estimator, dimensions = ESTIMATORS[name]
-    x = torch.rand(*((4, 3) if dimensions == 3 else (4,)), m, n, dtype=torch.float64)
-    mask = torch.rand(x.shape) < 0.7
+    generator = torch.Generator().manual_seed(m * 10 + n)
+    shape = (*((4, 3) if dimensions == 3 else (4,)), m, n)
+    x = torch.rand(shape, generator=generator, dtype=torch.float64)
+    mask = masks.bernoulli(shape, 0.7, generator)
     assert estimator(x, mask).isfinite().all()
 
 
@@ -185,33 +188,80 @@ def test_gradient_does_not_reach_unobserved_entries(name: str) -> None:
 
 
 @every
-def test_bpda_is_the_identity_backwards(name: str) -> None:
-    exact, dimensions = ESTIMATORS[name]
-    estimator = type(exact)(**{**exact.__dict__, "gradient": "bpda"})
+def test_how_gradients_pass_is_not_an_estimators_choice(name: str) -> None:
+    estimator, _ = ESTIMATORS[name]
+    assert not hasattr(estimator, "gradient")
+    with pytest.raises(TypeError, match="gradient"):
+        type(estimator)(gradient="bpda")
+
+
+@every
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "torch"])
+def test_autocast_changes_nothing_forward_or_backward(
+    name: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not compiled:
+        monkeypatch.setattr(kernels, "_available", lambda: False)
+    estimator, dimensions = ESTIMATORS[name]
+    x, mask = problem(dimensions, 3, side=12)
+    x = 2 * x.float()
+    outgoing = torch.rand(x.shape, generator=torch.Generator().manual_seed(1))
+    found = []
+    for enabled in (False, True):
+        leaf = x.clone().requires_grad_()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            without = estimator(x, mask)
+            estimate = estimator(leaf, mask)
+            (gradient,) = torch.autograd.grad(estimate, leaf, outgoing)
+        found.append((without, estimate.detach(), gradient))
+    for plain, cast in zip(*found, strict=True):
+        assert cast.dtype == torch.float32
+        assert torch.equal(cast, plain)
+
+
+@every
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_gradients_of_half_precision_are_computed_in_single(name: str, dtype: torch.dtype) -> None:
+    estimator, dimensions = ESTIMATORS[name]
     x, mask = problem(dimensions, 2)
-    torch.testing.assert_close(estimator(x, mask), exact(x, mask), rtol=0, atol=1e-12)
-    x.requires_grad_()
-    outgoing = torch.rand_like(x)
-    (gradient,) = torch.autograd.grad(estimator(x, mask), x, outgoing)
-    torch.testing.assert_close(gradient, outgoing)
+    low = x.to(dtype)
+    gradients = []
+    for leaf in (low.clone().requires_grad_(), low.float().requires_grad_()):
+        outgoing = torch.linspace(-1, 1, leaf.numel()).to(dtype).reshape(leaf.shape).to(leaf.dtype)
+        (gradient,) = torch.autograd.grad(estimator(leaf, mask), leaf, outgoing)
+        assert gradient.dtype == leaf.dtype
+        gradients.append(gradient)
+    assert torch.equal(gradients[0], gradients[1].to(dtype))
+
+
+def test_the_spectral_norm_is_outside_autocast_too() -> None:
+    x, _ = problem(2, 4)
+    found = []
+    for enabled in (False, True):
+        leaf = x.float().requires_grad_()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            value = linalg.largest_singular_value(leaf)
+            found.append((value.detach(), *torch.autograd.grad(value.sum(), leaf)))
+    for plain, cast in zip(*found, strict=True):
+        assert torch.equal(cast, plain)
 
 
 @every
 def test_bad_input_is_named(name: str) -> None:
     estimator, dimensions = ESTIMATORS[name]
     x, mask = problem(dimensions, 2)
-    with pytest.raises(TypeError, match=r"x has dtype torch.int64"):
+    with pytest.raises(TypeError, match=r"expected a floating-point x, got torch.int64"):
         estimator(x.long(), mask)
-    with pytest.raises(TypeError, match=r"mask has dtype torch.float64"):
+    with pytest.raises(TypeError, match=r"expected a mask of torch.bool .*, got torch.float64"):
         estimator(x, mask.double())
-    with pytest.raises(ValueError, match=r"mask has shape \(5,\)"):
+    with pytest.raises(ValueError, match=r"expected a mask that broadcasts .*, got \(5,\)"):
         estimator(x, mask.flatten()[:5])
-    with pytest.raises(ValueError, match=r"x has shape \(3,\)"):
+    with pytest.raises(ValueError, match=r"expected x of shape .*, got \(3,\)"):
         estimator(torch.ones(3), torch.ones(3, dtype=torch.bool))
-    with pytest.raises(ValueError, match="x has shape"):
+    with pytest.raises(ValueError, match="expected x of shape"):
         estimator(x[..., :0], mask[..., :0])
     for bad in (float("nan"), float("-inf")):
-        with pytest.raises(ValueError, match="NaN or infinity in an observed entry"):
+        with pytest.raises(ValueError, match="expected finite values where mask is True, got NaN or infinity"):
             estimator(torch.where(mask, bad, x), mask)
     with pytest.raises((TypeError, TypeCheckError)):
         estimator(x.tolist(), mask)
@@ -220,23 +270,20 @@ def test_bad_input_is_named(name: str) -> None:
 @pytest.mark.parametrize(
     "make, named",
     [
-        (lambda: estimators.NuclearNorm(mu=-1.0), "mu is -1.0"),
-        (lambda: estimators.Tensor(mu=float("nan")), "mu is nan"),
-        (lambda: estimators.SoftImpute(shrinkage=-0.1), "shrinkage is -0.1"),
-        (lambda: estimators.NuclearNorm(tol=-1.0), "tol is -1.0"),
-        (lambda: estimators.SoftImpute(max_iter=0), "max_iter is 0"),
-        (lambda: estimators.USVT(keep=0.0), "keep is 0.0"),
-        (lambda: estimators.USVT(keep=1.5), "keep is 1.5"),
-        (lambda: estimators.USVT(eta=-1.0), "eta is -1.0"),
-        (lambda: estimators.build("nuclear"), "did you mean 'nuclear-norm'"),
-        (
-            lambda: estimators.usvt(torch.ones(2, 2), torch.ones(2, 2, dtype=torch.bool), gradient="none"),
-            "gradient is 'none'",
-        ),
+        (lambda: estimators.NuclearNorm(mu=-1.0), "expected a finite mu >= 0, got -1.0"),
+        (lambda: estimators.TubalNuclearNorm(mu=float("nan")), "expected a finite mu >= 0, got nan"),
+        (lambda: estimators.SoftImpute(shrinkage=-0.1), "expected a finite shrinkage >= 0, got -0.1"),
+        (lambda: estimators.NuclearNorm(tol=-1.0), "expected a finite tol >= 0, got -1.0"),
+        (lambda: estimators.SoftImpute(max_iter=0), "expected max_iter >= 1, got 0"),
+        (lambda: estimators.USVT(keep=0.0), r"expected keep in .*, got 0.0"),
+        (lambda: estimators.USVT(keep=1.5), r"expected keep in .*, got 1.5"),
+        (lambda: estimators.USVT(eta=-1.0), "expected eta >= 0, got -1.0"),
+        (lambda: estimators.build("nuclear"), "unknown estimator 'nuclear'; .*did you mean 'nuclear-norm'"),
+        (lambda: estimators.name_of(lambda x, mask: x), "expected a registered estimator"),
     ],
 )
 def test_bad_parameters_are_named(make: object, named: str) -> None:
-    with pytest.raises(ValueError, match=named):
+    with pytest.raises(ConfigurationError, match=named):
         make()  # type: ignore[operator]
 
 

@@ -95,7 +95,7 @@ def test_usvt_universal_keeps_what_chatterjee_keeps(problem: tuple[Tensor, Tenso
         np.testing.assert_allclose(estimate[index].numpy(), left * values @ right / share, atol=1e-9)
 
 
-def test_tensor_is_the_optimum_of_its_convex_problem(photographs: Tensor) -> None:
+def test_tubal_is_the_optimum_of_its_convex_problem(photographs: Tensor) -> None:
     x = (photographs[0, :, :10, :12] * 2 - 1).double()
     mask = masks.bernoulli(x.shape, 0.6, torch.Generator().manual_seed(0))
     transform = scipy.fft.dct(np.eye(3), norm="ortho", axis=0)
@@ -105,28 +105,28 @@ def test_tensor_is_the_optimum_of_its_convex_problem(photographs: Tensor) -> Non
     misfit = sum(cvxpy.sum_squares(cvxpy.multiply(seen[c], unknown[c] - pixels[c])) for c in range(3))
     problem = cvxpy.Problem(cvxpy.Minimize(sum(cvxpy.norm(part, "nuc") for part in mixed) + misfit))
     problem.solve(solver=cvxpy.SCS, eps=1e-7)
-    estimate = estimators.tensor(x, mask, tol=1e-9)
+    estimate = estimators.tubal_nuclear_norm(x, mask, tol=1e-9)
     for channel in range(3):
         np.testing.assert_allclose(estimate[channel].numpy(), unknown[channel].value, atol=2e-3)
 
 
-def test_tensor_of_one_channel_is_nuclear_norm(photographs: Tensor) -> None:
-    grey = (photographs.mean(1, keepdim=True) * 2 - 1).double()
-    mask = masks.bernoulli(grey.shape, 0.6, torch.Generator().manual_seed(0))
+def test_tubal_of_one_channel_is_nuclear_norm(photographs: Tensor) -> None:
+    gray = (photographs.mean(1, keepdim=True) * 2 - 1).double()
+    mask = masks.bernoulli(gray.shape, 0.6, torch.Generator().manual_seed(0))
     torch.testing.assert_close(
-        estimators.tensor(grey, mask, tol=1e-9)[:, 0],
-        estimators.nuclear_norm(grey[:, 0], mask[:, 0], tol=1e-9),
+        estimators.tubal_nuclear_norm(gray, mask, tol=1e-9)[:, 0],
+        estimators.nuclear_norm(gray[:, 0], mask[:, 0], tol=1e-9),
         atol=1e-6,
         rtol=0,
     )
 
 
-@pytest.mark.parametrize("name", ["usvt", "soft-impute", "nuclear-norm", "tensor"])
+@pytest.mark.parametrize("name", ["usvt", "soft-impute", "nuclear-norm", "tubal"])
 @pytest.mark.parametrize("p", [0.5, 0.9])
 def test_single_precision_agrees_with_double_on_images(name: str, p: float, photographs: Tensor) -> None:
     # Solved closely, so that what is compared is rounding and not where the iterations stopped.
     estimator = estimators.build(name) if name == "usvt" else estimators.build(name, tol=1e-7, max_iter=500)
-    layout = "separate" if name == "tensor" else "joint"
+    layout = "separate" if name == "tubal" else "joint"
     x = images.to_matrix(photographs, layout)
     mask = masks.bernoulli(x.shape, p, torch.Generator().manual_seed(0))
     torch.testing.assert_close(estimator(x, mask).double(), estimator(x.double(), mask), atol=1e-4, rtol=0)
@@ -141,7 +141,7 @@ def test_a_fully_observed_low_rank_matrix_comes_back(rank: int) -> None:
     torch.testing.assert_close(estimators.usvt(x, mask), x)
     torch.testing.assert_close(estimators.soft_impute(x, mask), x)
     torch.testing.assert_close(estimators.nuclear_norm(x, mask, 1e-9), x, atol=1e-6, rtol=0)
-    torch.testing.assert_close(estimators.tensor(x, mask, 1e-9), x, atol=1e-6, rtol=0)
+    torch.testing.assert_close(estimators.tubal_nuclear_norm(x, mask, 1e-9), x, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("values", [(3, 3, 3, 1, 1), (2, 2, 0, 0, 0), (4, 1, 1, 0.2, 0.2), (1, 1, 1, 1, 1)])
@@ -155,7 +155,7 @@ def test_exact_gradients_where_singular_values_repeat_or_vanish(values: tuple[fl
     assert torch.autograd.gradcheck(lambda x: estimators.nuclear_norm(x, mask, **tight), x, atol=1e-5)
     for other in (
         lambda x: estimators.soft_impute(x, mask, 0.5, False, **tight),
-        lambda x: estimators.tensor(x[None], mask, **tight),
+        lambda x: estimators.tubal_nuclear_norm(x[None], mask, **tight),
     ):
         assert torch.autograd.gradcheck(other, x, atol=1e-5, fast_mode=True)
     # Dropping singular values is differentiable only where those kept differ from those dropped.
