@@ -1,8 +1,8 @@
-"""Total-variation minimisation beside ART's `TotalVarMin`: the same images, objective and masks, in one run.
+"""Total-variation minimization against ART's `TotalVarMin`: the same images, objective and masks, in one run.
 
-The bar is 20 times faster per image than ART with its default of 10 iterations. ART starts from the image itself,
-dropped pixels included, and its L-BFGS stops early at the kink there; how far each stays above the optimum is
-printed beside the times.
+The target is 20 times the speed per image of ART with its default of 10 iterations. ART starts from the image
+itself, dropped pixels included, and its L-BFGS stops early at the kink there; the gap of each to the optimum is
+printed with the times.
 """
 
 import time
@@ -12,22 +12,24 @@ import torch
 from art.defences.preprocessor import TotalVarMin
 from torch import Tensor
 
-from menet.baselines.variation_solver import objective, total_variation
+from menet.baselines.total_variation import objective, total_variation
 from menet.data import load
 from menet.errors import DataError
 from menet.masks import bernoulli
 
-BAR = 20
+TARGET = 20
 IMAGES = 512
 IMAGES_OF_ART = 32
 REPEATS = 5
 
 
 def main() -> None:
-    """Print the time per image of both and their objectives over the optimum, for two weights."""
+    """Print the time per image of both and their relative gaps to the optimum, for two weights."""
     images, what = _images()
     kept = bernoulli(images.shape, 0.5, torch.Generator().manual_seed(0))
-    print(f"baselines: total variation of {what}, half of the entries kept, {torch.get_num_threads()} thread(s)")
+    print(
+        f"baselines: total variation of {what}, half of the entries observed, {torch.get_num_threads()} thread(s)"
+    )
     few = slice(0, IMAGES_OF_ART)
     for weight in (0.03, 0.5):
         mine, theirs = [], []
@@ -47,14 +49,14 @@ def main() -> None:
         ratio = min(theirs) / min(mine)
         print(
             f"  weight {weight:<5g} {min(mine) * 1e3:7.3f} ms, {gaps[0]:.1e} above the optimum;  "
-            f"ART {min(theirs) * 1e3:7.2f} ms, {gaps[1]:.1e} above;  {ratio:5.1f} × (bar {BAR} ×)"
+            f"ART {min(theirs) * 1e3:7.2f} ms, {gaps[1]:.1e} above;  {ratio:5.1f} × (target {TARGET} ×)"
         )
 
 
 def _by_art(images: Tensor, kept: Tensor, weight: float) -> Tensor:
     solver = TotalVarMin(norm=2, lamb=weight)
     solved = [
-        # Its public call draws the mask itself; this is all that it then does with it.
+        # Its public call draws the mask itself and then does only this.
         solver._minimize(image, mask)
         for image, mask in zip(
             images.permute(0, 2, 3, 1).numpy(), kept.permute(0, 2, 3, 1).numpy().astype("int"), strict=True

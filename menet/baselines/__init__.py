@@ -1,39 +1,37 @@
-"""The defenses the paper compares with, and others of their time: preprocessing before any classifier.
+"""The defenses that the paper compares with, and others of their time: preprocessing before any classifier.
 
-What each claims and what later attacks did to it is in docs/baselines.md.
+docs/baselines.md says what each of them claims and what later attacks found.
 """
 
 from typing import Any
 
 from torch import nn
 
-from menet.baselines.bit_depth import BitDepth, reduce_depth
-from menet.baselines.discretise import Discretise, blended_colours, nearest_colours
+from menet.baselines.discretize import Discretize, blended_colors, nearest_colors
+from menet.baselines.feature_squeezing import BitDepth, MedianSmoothing, median_smooth, reduce_depth
 from menet.baselines.jpeg import JPEG, jpeg, smooth_jpeg
-from menet.baselines.median import MedianSmoothing, median_smooth
 from menet.baselines.pixel_cnn import PixelCNN, train_pixel_cnn
 from menet.baselines.pixel_defend import PixelDefend, purify
 from menet.baselines.resize_pad import ResizePad
 from menet.baselines.thermometer import Thermometer, thermometer
-from menet.baselines.total_variation import TotalVariation
-from menet.baselines.variation_solver import total_variation
+from menet.baselines.total_variation import TotalVariation, total_variation
 from menet.preprocessed import Preprocessed, rebuild
 
 __all__ = [
     "JPEG",
     "BitDepth",
-    "Discretise",
+    "Discretize",
     "MedianSmoothing",
     "PixelCNN",
     "PixelDefend",
     "ResizePad",
     "Thermometer",
     "TotalVariation",
-    "blended_colours",
+    "blended_colors",
     "build",
     "jpeg",
     "median_smooth",
-    "nearest_colours",
+    "nearest_colors",
     "purify",
     "reduce_depth",
     "smooth_jpeg",
@@ -44,7 +42,7 @@ __all__ = [
 
 
 def build(name: str, classifier: nn.Module, **settings: Any) -> Preprocessed:
-    """`classifier` behind the defense called `name`, with `settings` in place of its defaults."""
+    """Put the defense called `name` before `classifier`; `settings` override its defaults."""
     built = rebuild(classifier, {"name": name, **settings})
     assert isinstance(built, Preprocessed)
     return built

@@ -1,11 +1,10 @@
 """JPEG compression (Dziugaite, Ghahramani & Roy, 2016; Guo et al., 2018), batched and on any device.
 
-What JPEG loses is computed, the coding of the rest is left out, as it is without loss: luma and chroma, chroma
-halved, 8×8 cosine transforms, rounding to the quality's tables, and all that backwards. Written by hand because
-codecs take one image at a time, on the CPU; the tests hold it to Pillow's.
+Only the lossy steps are computed: luma and chroma, chroma at half the resolution, 8×8 cosine transforms, rounding
+to the tables of the quality, and back. Written by hand because codecs take one image at a time, on the CPU; the
+tests compare it with Pillow.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -15,6 +14,8 @@ from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, pad
 
 from menet.errors import ConfigurationError
+from menet.estimators.tubal import cosine_transform
+from menet.linalg import no_autocast
 from menet.preprocessed import Gradient, Preprocessed
 
 # Annex K of ITU-T T.81, in rows of eight.
@@ -42,45 +43,47 @@ TO_CHROMA = (
     (0.5, -0.418687589, -0.081312411),
 )
 
-# Of smooth rounding at whole numbers; found by what attacks it serves best, on CIFAR-10 and digits.
+# Of smooth rounding at integers: the value with which attacks are strongest, on CIFAR-10 and digits.
 SLOPE = 0.2
 Rounding = Callable[[Tensor], Tensor]
 
 
+@no_autocast
 def jpeg(
     images: Float[Tensor, "b c h w"], quality: int = 75, subsampling: bool = True
 ) -> Float[Tensor, "b c h w"]:
-    """Images of one or three channels as they come back from JPEG at `quality` from 1 to 100.
+    """Images of one or three channels after JPEG compression at `quality` from 1 to 100.
 
-    `subsampling` halves the resolution of colour, as encoders do by default. Pixels are bytes before and after,
-    so the derivative is zero wherever it exists, and that is what autograd returns.
+    `subsampling` halves the resolution of chroma, as encoders do by default. Pixels are rounded to bytes before
+    and after, so the derivative is zero wherever it exists, and that is what autograd returns.
     """
-    return _decoded(images, quality, subsampling, torch.round, torch.round).clamp(0, 1)
+    return _encode_and_decode(images, quality, subsampling, torch.round, torch.round).clamp(0, 1)
 
 
+@no_autocast
 def smooth_jpeg(
     images: Float[Tensor, "b c h w"], quality: int = 75, subsampling: bool = True
 ) -> Float[Tensor, "b c h w"]:
-    """`jpeg` with a derivative that is not zero: its coefficients are rounded smoothly, its bytes not at all.
+    """A smooth version of `jpeg`, for BPDA: coefficients are rounded smoothly, bytes not at all.
 
-    Smooth rounding of t to the whole number n gives n + s·(t − n) + (1 − s)·(t − n)³. The cube is Shin & Song's
-    (2017): its slope is largest where a coefficient is about to jump. The slope s lets the others move as well.
+    Smooth rounding of t to the integer n gives n + s·(t − n) + (1 − s)·(t − n)³. The cube is Shin & Song's
+    (2017): its slope is largest where a coefficient is about to jump. The slope s lets all others move too.
     """
-    return _decoded(images, quality, subsampling, lambda pixels: pixels, _smoothly_rounded)
+    return _encode_and_decode(images, quality, subsampling, lambda pixels: pixels, _round_smoothly)
 
 
 def table(base: tuple[tuple[int, ...], ...], quality: int, like: Tensor) -> Float[Tensor, "8 8"]:
-    """The quantisation table for a quality, by the rule that all common encoders share (libjpeg's)."""
+    """The quantization table for a quality, by the rule of libjpeg that all common encoders share."""
     scale = 5000 // quality if quality < 50 else 200 - 2 * quality
     whole = (torch.tensor(base, device=like.device) * scale + 50) // 100
     return whole.clamp(1, 255).to(like.dtype)
 
 
 class JPEG(Preprocessed):
-    """`classifier` behind `jpeg`; Guo et al. use quality 75.
+    """Classify JPEG-compressed images; Guo et al. use quality 75.
 
-    `gradient="exact"` is zero. `bpda` takes it for `smooth_jpeg`: taken for the identity, it would look far more
-    robust than it is, because most small changes are rounded away.
+    `gradient="exact"` is zero. `bpda` uses `smooth_jpeg`: with the identity the defense would look far more
+    robust than it is, because most small perturbations are rounded away.
     """
 
     name: ClassVar[str] = "jpeg"
@@ -95,7 +98,7 @@ class JPEG(Preprocessed):
     ) -> None:
         super().__init__(classifier, gradient, seed)
         if not 1 <= quality <= 100:
-            raise ConfigurationError(f"quality is {quality}; accepted are whole numbers from 1 to 100")
+            raise ConfigurationError(f"expected quality from 1 to 100, got {quality}")
         self.quality, self.subsampling = quality, subsampling
 
     def preprocess(
@@ -110,56 +113,49 @@ class JPEG(Preprocessed):
         return {"quality": self.quality, "subsampling": self.subsampling, "gradient": self.gradient}
 
 
-def _decoded(
-    images: Tensor, quality: int, subsampling: bool, to_bytes: Rounding, to_whole: Rounding
+def _encode_and_decode(
+    images: Tensor, quality: int, subsampling: bool, to_bytes: Rounding, to_integer: Rounding
 ) -> Float[Tensor, "b c h w"]:
-    """What comes back, which may lie beyond [0, 1]: pixels are rounded `to_bytes`, coefficients `to_whole`."""
+    """Encode and decode, without clipping; `to_bytes` rounds pixels, `to_integer` coefficients."""
     channels, height, width = images.shape[1:]
     if channels not in (1, 3):
-        raise ConfigurationError(f"images have {channels} channels; accepted for JPEG are 1 and 3")
+        raise ConfigurationError(f"expected images of 1 or 3 channels for JPEG, got {channels}")
     pixels = to_bytes(images * 255)
     if channels == 1:
-        return to_bytes(_through_tables(pixels - 128, table(LUMA, quality, images), to_whole) + 128) / 255
+        return to_bytes(_quantize(pixels - 128, table(LUMA, quality, images), to_integer) + 128) / 255
     to_chroma = torch.tensor(TO_CHROMA, dtype=images.dtype, device=images.device)
     luma, chroma = to_bytes(torch.einsum("dc,bchw->bdhw", to_chroma, pixels)).split([1, 2], 1)
-    luma = _through_tables(luma - 128, table(LUMA, quality, images), to_whole) + 128
+    luma = _quantize(luma - 128, table(LUMA, quality, images), to_integer) + 128
     tables = table(CHROMA, quality, images)
     if subsampling:
         even = pad(chroma, (0, width % 2, 0, height % 2), mode="replicate")
-        halved = _through_tables(to_bytes(avg_pool2d(even, 2)), tables, to_whole)
-        chroma = _doubled(halved)[..., :height, :width]
+        halved = _quantize(to_bytes(avg_pool2d(even, 2)), tables, to_integer)
+        chroma = _upsample(halved)[..., :height, :width]
     else:
-        chroma = _through_tables(chroma, tables, to_whole)
+        chroma = _quantize(chroma, tables, to_integer)
     decoded = torch.einsum("cd,bdhw->bchw", to_chroma.inverse(), to_bytes(torch.cat([luma, chroma], 1)))
     return to_bytes(decoded) / 255
 
 
-def _smoothly_rounded(t: Tensor) -> Tensor:
+def _round_smoothly(t: Tensor) -> Tensor:
     whole = t.detach().round()
     rest = t - whole
     return whole + SLOPE * rest + (1 - SLOPE) * rest**3
 
 
-def _through_tables(planes: Tensor, divisors: Tensor, to_whole: Rounding) -> Tensor:
-    """8×8 blocks transformed, rounded to multiples of `divisors`, and transformed back."""
+def _quantize(planes: Tensor, divisors: Tensor, to_integer: Rounding) -> Tensor:
+    """Transform 8×8 blocks, round to multiples of `divisors`, and transform back."""
     height, width = planes.shape[-2:]
     whole = pad(planes, (0, -width % 8, 0, -height % 8), mode="replicate") if planes.numel() else planes
     blocks = whole.unflatten(-2, (-1, 8)).unflatten(-1, (-1, 8)).transpose(-3, -2)
-    basis = _cosines(planes)
-    coefficients = to_whole((basis @ blocks @ basis.mT) / divisors) * divisors
+    basis = cosine_transform(8).to(planes)
+    coefficients = to_integer((basis @ blocks @ basis.mT) / divisors) * divisors
     back = (basis.mT @ coefficients @ basis).transpose(-3, -2).flatten(-2).flatten(-3, -2)
     return back[..., :height, :width]
 
 
-def _cosines(like: Tensor) -> Float[Tensor, "8 8"]:
-    order = torch.arange(8, dtype=torch.float64, device=like.device)
-    basis = torch.cos(math.pi * order[:, None] * (2 * order + 1) / 16) / 2
-    basis[0] /= math.sqrt(2)
-    return basis.to(like.dtype)
-
-
-def _doubled(planes: Tensor) -> Tensor:
-    """Twice the size, each new pixel ¾ of the nearest old one and ¼ of the next, as decoders do."""
+def _upsample(planes: Tensor) -> Tensor:
+    """Double the resolution: ¾ of the nearest old pixel and ¼ of the next, as decoders do."""
     for dim in (-2, -1):
         size = planes.shape[dim]
         before, after = planes.narrow(dim, 0, 1), planes.narrow(dim, size - 1, 1)

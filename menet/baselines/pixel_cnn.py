@@ -1,9 +1,9 @@
-"""A small PixelCNN (van den Oord, Kalchbrenner & Kavukcuoglu, 2016): how likely an image is, pixel by pixel.
+"""A small PixelCNN (van den Oord, Kalchbrenner & Kavukcuoglu, 2016): the likelihood of an image, pixel by pixel.
 
-Pixels follow one another row by row, in a pixel the channels red, green, blue. Each value has a distribution over
-`levels` that depends only on those before it: convolutions are masked to see what lies above and to the left, and
-feature maps belong to channels, of which the current pixel's see only earlier ones. As in any stack of such
-convolutions a wedge at the upper right stays unseen, here beyond the 7×7 window of the first.
+Pixels are ordered row by row, and in a pixel the channels red, green, blue. Each value has a distribution over
+`levels` that depends only on earlier values: convolutions are masked to see what lies above and to the left, and
+feature maps belong to channels, which see only earlier channels of the current pixel. As in any stack of such
+convolutions there is a blind spot at the upper right, here beyond the 7×7 window of the first.
 """
 
 import math
@@ -22,10 +22,10 @@ LATER = 3
 
 
 class CausalConvolution(nn.Module):
-    """A convolution that sees above and to the left, and of the pixel itself channels up to its own.
+    """A convolution that sees pixels above and to the left, and channels of the current pixel up to its own.
 
     Inputs and outputs are in `channels` equal groups, one for each channel of the image. With `strict` a group
-    sees only earlier groups of the pixel itself. Weights are zero until `reset`.
+    sees only earlier groups of the current pixel. Weights are zero until `reset`.
     """
 
     mask: Tensor
@@ -48,7 +48,7 @@ class CausalConvolution(nn.Module):
         return conv2d(maps, self.weight * self.mask, self.bias, padding=self.size // 2)
 
     def reset(self, generator: torch.Generator) -> None:
-        """Draw the weights anew, by what they see."""
+        """Initialize the weights, scaled by the number of inputs that the mask leaves."""
         seen = max(1.0, float(self.mask[-1].sum()))
         drawn = torch.randn(self.weight.shape, generator=generator) / math.sqrt(seen)
         self.weight.data.copy_(drawn)
@@ -56,9 +56,9 @@ class CausalConvolution(nn.Module):
 
 
 class PixelCNN(nn.Module):
-    """Logits of each pixel's value given those before it.
+    """Logits of each value given the earlier ones.
 
-    `width` feature maps for each channel of the image, `layers` residual blocks, `levels` values from 0 to 1.
+    `width` feature maps per image channel, `layers` residual blocks, `levels` values from 0 to 1.
     """
 
     def __init__(self, channels: int = 3, levels: int = 256, width: int = 32, layers: int = 4) -> None:
@@ -70,7 +70,7 @@ class PixelCNN(nn.Module):
             ("layers", layers, 0, 64),
         ):
             if not least <= value <= most:
-                raise ConfigurationError(f"{name} is {value}; accepted are whole numbers from {least} to {most}")
+                raise ConfigurationError(f"expected {name} from {least} to {most}, got {value}")
         self.channels, self.levels, self.width, self.layers = channels, levels, width, layers
         maps = width * channels
         self.first = CausalConvolution(channels, maps, FIRST, channels, strict=True)
@@ -84,18 +84,18 @@ class PixelCNN(nn.Module):
         logits: Tensor = self.last(maps.relu()).unflatten(1, (self.channels, self.levels))
         return logits
 
-    def quantise(self, images: Float[Tensor, "b c h w"]) -> Int[Tensor, "b c h w"]:
-        """The number of the nearest level."""
+    def quantize(self, images: Float[Tensor, "b c h w"]) -> Int[Tensor, "b c h w"]:
+        """The index of the nearest level."""
         return (images * (self.levels - 1)).round().long()
 
     def bits_per_dimension(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, ""]:
-        """The mean over values of −log₂ of their probability; log₂(levels) is what knowing nothing gives."""
-        numbers = self.quantise(images)
+        """The mean of −log₂ of the probability of each value; log₂(levels) for a uniform distribution."""
+        numbers = self.quantize(images)
         logits = self(numbers / (self.levels - 1))
         return cross_entropy(logits.movedim(2, 1), numbers) / math.log(2)
 
     def reset(self, generator: torch.Generator) -> None:
-        """Draw all weights anew; the last layer begins at zero, so that all values begin equally likely."""
+        """Initialize all weights; the last layer starts at zero, so that all values are equally likely."""
         for layer in (self.first, *self.blocks):
             layer.reset(generator)
         self.last.weight.data.zero_()
@@ -106,10 +106,10 @@ class PixelCNN(nn.Module):
 
 
 class Raster:
-    """A batch of images being written value by value, and what the network made of them so far.
+    """A batch of images being generated value by value, with the feature maps computed so far.
 
-    Feature maps at a value depend on earlier values only, so each is computed once and kept: writing all of them
-    costs about as much arithmetic as a single forward pass, instead of one pass per value.
+    Feature maps at a value depend on earlier values only, so each is computed once: generating all values costs
+    about as much arithmetic as a single forward pass, instead of one pass per value.
     """
 
     def __init__(self, network: PixelCNN, like: Float[Tensor, "b c h w"]) -> None:
@@ -118,7 +118,7 @@ class Raster:
         self.inputs = [_Input.of(layer, network.channels, like) for layer in layers]
 
     def logits_at(self, row: int, column: int, channel: int) -> Float[Tensor, "b levels"]:
-        """The distribution of a value once all earlier ones are written; to be asked for in their order."""
+        """The logits of a value after all earlier ones were written; call it in their order."""
         mine = slice(channel * self.width, (channel + 1) * self.width)
         first, *blocks, last = self.inputs
         maps = first.seen_from(row, column, channel)
@@ -133,7 +133,7 @@ class Raster:
 
 
 class _Input(NamedTuple):
-    """What a layer was given so far, and its weights, apart for each channel of the image."""
+    """The inputs of a layer so far, and its weights for each image channel."""
 
     middle: int
     weights: tuple[Tensor, ...]
@@ -160,20 +160,20 @@ def train_pixel_cnn(
     images: Float[Tensor, "n c h w"],
     generator: torch.Generator,
     steps: int = 500,
-    batch: int = 32,
-    rate: float = 3e-3,
+    batch_size: int = 32,
+    learning_rate: float = 3e-3,
 ) -> PixelCNN:
-    """Fit `network` to `images` from fresh weights, by Adam with a rate that falls to zero along a cosine."""
-    if steps < 1 or batch < 1:
-        raise ConfigurationError(f"steps and batch are {steps} and {batch}; accepted are whole numbers from 1")
+    """Train `network` on `images` from scratch, with Adam and a cosine schedule down to zero."""
+    if steps < 1 or batch_size < 1:
+        raise ConfigurationError(f"expected steps and batch_size >= 1, got {steps} and {batch_size}")
     network.reset(generator)
-    optimizer = torch.optim.Adam(network.parameters(), rate)
+    optimizer = torch.optim.Adam(network.parameters(), learning_rate)
     device = network.last.bias.device
     with reporting("pixel-cnn", steps) as reporter, torch.enable_grad():
         for step in range(steps):
             for group in optimizer.param_groups:
-                group["lr"] = rate * (1 + math.cos(math.pi * step / steps)) / 2
-            chosen = torch.randint(len(images), (batch,), generator=generator)
+                group["lr"] = learning_rate * (1 + math.cos(math.pi * step / steps)) / 2
+            chosen = torch.randint(len(images), (batch_size,), generator=generator)
             bits = network.bits_per_dimension(images[chosen.to(images.device)].to(device))
             optimizer.zero_grad()
             bits.backward()

@@ -1,4 +1,4 @@
-"""PixelDefend (Song, Kim, Nowozin, Ermon & Kushman, 2018): move an image to a likelier one close by."""
+"""PixelDefend (Song, Kim, Nowozin, Ermon & Kushman, 2018): move an image to a more likely one nearby."""
 
 from typing import Any, ClassVar, Self
 
@@ -6,22 +6,24 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from menet.baselines.fitting import sample
+from menet.baselines.discretize import sample_images
 from menet.baselines.pixel_cnn import PixelCNN, Raster, train_pixel_cnn
 from menet.errors import ConfigurationError
+from menet.linalg import no_autocast
 from menet.preprocessed import Gradient, Preprocessed
 
 IMAGES_TO_FIT = 20_000
-# Of a level: images are bytes over 255, whose products with 255 are whole only up to rounding.
+# In levels: images are bytes over 255, whose products with 255 are integers only up to rounding.
 ROUNDING = 1e-3
 
 
 @torch.no_grad()
+@no_autocast
 def purify(network: PixelCNN, images: Float[Tensor, "b c h w"], epsilon: float) -> Float[Tensor, "b c h w"]:
-    """Each value in its turn replaced by the likeliest level within `epsilon` of it, given those replaced before.
+    """Replace each value in turn by the most likely level within `epsilon` of it, given those replaced before.
 
-    Where no level lies within `epsilon` the value stays. All images advance together; there are c·h·w small
-    steps one after another, whatever the size of the batch.
+    Where no level lies within `epsilon` the value stays. The batch is processed together, in c·h·w sequential
+    steps.
     """
     most = network.levels - 1
     low = ((images - epsilon) * most - ROUNDING).ceil().clamp(min=0)
@@ -35,9 +37,9 @@ def purify(network: PixelCNN, images: Float[Tensor, "b c h w"], epsilon: float) 
             some = within.any(-1)
             for channel in range(images.shape[1]):
                 logits = raster.logits_at(row, column, channel)
-                likeliest = logits.masked_fill(~within[:, channel], -torch.inf).argmax(-1) / most
+                most_likely = logits.masked_fill(~within[:, channel], -torch.inf).argmax(-1) / most
                 values = torch.where(
-                    some[:, channel], likeliest.to(images.dtype), images[:, channel, row, column]
+                    some[:, channel], most_likely.to(images.dtype), images[:, channel, row, column]
                 )
                 raster.write(row, column, channel, values)
                 purified[:, channel, row, column] = values
@@ -45,13 +47,12 @@ def purify(network: PixelCNN, images: Float[Tensor, "b c h w"], epsilon: float) 
 
 
 class PixelDefend(Preprocessed):
-    """`classifier` behind `purify` by a PixelCNN that `fit` trains; training calls it before it begins.
+    """Classify images purified by a PixelCNN that `fit` trains; training calls it before the first epoch.
 
-    As in the original the classifier learns from images as they are: in training mode they pass unchanged. The
-    authors purify within 16/255 on CIFAR-10, about 0.3 of the grey scale on MNIST-like images. `width`, `layers`
-    and `levels` are the PixelCNN's and `steps` its training's; its weights are part of `state_dict`, and stay as
-    they are while the classifier is trained. `gradient="exact"` is zero, as the choice of levels jumps, `bpda`
-    the identity.
+    As in the original, the classifier is trained on unpurified images: in training mode they pass unchanged. The
+    authors purify within 16/255 on CIFAR-10, about 0.3 on MNIST-like images. `width`, `layers` and `levels` are
+    those of the PixelCNN and `steps` of its training; its weights are part of `state_dict`, and frozen while the
+    classifier is trained. `gradient="exact"` is zero, as the choice of levels jumps; `bpda` uses the identity.
     """
 
     name: ClassVar[str] = "pixel-defend"
@@ -71,16 +72,16 @@ class PixelDefend(Preprocessed):
     ) -> None:
         super().__init__(classifier, gradient, seed)
         if not 0 <= epsilon <= 1:
-            raise ConfigurationError(f"epsilon is {epsilon}; accepted are numbers from 0 to 1")
+            raise ConfigurationError(f"expected epsilon in [0, 1], got {epsilon}")
         if steps < 1:
-            raise ConfigurationError(f"steps is {steps}; accepted are whole numbers from 1")
+            raise ConfigurationError(f"expected steps >= 1, got {steps}")
         self.epsilon, self.steps = epsilon, steps
         self.pixel_cnn = PixelCNN(channels, levels, width, layers).requires_grad_(False)
         self.register_buffer("fitted", torch.tensor(False))
 
     def fit(self, images: Any, generator: torch.Generator) -> Self:
-        """Train the PixelCNN on images, as tensors on [0, 1] or bytes; their channels become the module's."""
-        chosen = sample(images, IMAGES_TO_FIT, generator)
+        """Train the PixelCNN on images, as tensors on [0, 1] or bytes, and adopt their number of channels."""
+        chosen = sample_images(images, IMAGES_TO_FIT, generator)
         network = PixelCNN(**{**self.pixel_cnn.settings(), "channels": chosen.shape[1]}).to(self.fitted.device)
         train_pixel_cnn(network, chosen.float(), generator, self.steps)
         self.pixel_cnn = network.requires_grad_(False)
@@ -91,10 +92,10 @@ class PixelDefend(Preprocessed):
         self, images: Float[Tensor, "b c h w"], generator: torch.Generator
     ) -> Float[Tensor, "b c h w"]:
         if not bool(self.fitted):
-            raise ConfigurationError("this PixelDefend has no PixelCNN yet; call fit(images, generator) first")
+            raise ConfigurationError("the PixelCNN has not been trained; call fit(images, generator) first")
         if images.shape[1] != self.pixel_cnn.channels:
             raise ConfigurationError(
-                f"images have {images.shape[1]} channels; the PixelCNN was trained with {self.pixel_cnn.channels}"
+                f"expected images of {self.pixel_cnn.channels} channels, as in fit, got {images.shape[1]}"
             )
         if self.training:
             return images

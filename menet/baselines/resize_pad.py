@@ -8,19 +8,20 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from menet.errors import ConfigurationError
+from menet.linalg import no_autocast
 from menet.preprocessed import Gradient, Preprocessed
 
 Interpolation = Literal["nearest", "bilinear"]
 
 
 class ResizePad(Preprocessed):
-    """`classifier` of images resized at random and put at a random place in a black frame, each image its own.
+    """Classify images that are resized at random and zero-padded at random, each image by itself.
 
-    Sizes are shares of the side: images are resized to a side drawn evenly from `smallest` to `largest` and the
-    frame has the side `largest`. The authors enlarge, 299 → 299…331 in a frame of 331, which is
-    `smallest=1, largest=331/299`; the default has the same ratio but keeps the side, so any network fits. They
-    train no network for it and interpolate by the nearest pixel. `gradient="exact"` is exact for what was drawn.
-    `bpda` takes all that for the identity, or, where the frame is larger, for resizing to the frame.
+    Sizes are relative to the side: images are resized to a side drawn uniformly from `smallest` to `largest` and
+    padded to `largest`. The authors enlarge, 299 → 299…331 padded to 331, which is `smallest=1, largest=331/299`;
+    the default has the same ratio but keeps the side, so any network fits. They do not retrain the network and
+    use nearest-neighbor interpolation. `gradient="exact"` is exact for the sizes and offsets drawn. `bpda` uses
+    the identity, or resizing to the padded size if that is larger.
     """
 
     name: ClassVar[str] = "resize-pad"
@@ -37,21 +38,23 @@ class ResizePad(Preprocessed):
         super().__init__(classifier, gradient, seed)
         if not 0 < smallest <= largest <= 8:
             raise ConfigurationError(
-                f"smallest and largest are {smallest} and {largest}; accepted are 0 < smallest ≤ largest ≤ 8"
+                f"expected 0 < smallest <= largest <= 8, got smallest {smallest} and largest {largest}"
             )
         if interpolation not in get_args(Interpolation):
-            raise ConfigurationError(f"interpolation is {interpolation!r}; accepted are 'nearest' and 'bilinear'")
+            raise ConfigurationError(
+                f"unknown interpolation {interpolation!r}; choose from {', '.join(get_args(Interpolation))}"
+            )
         self.smallest, self.largest = smallest, largest
         self.interpolation: Interpolation = interpolation
 
     def preprocess(self, images: Float[Tensor, "b c h w"], generator: torch.Generator) -> Tensor:
-        # One share for both sides keeps the shape; the places are drawn apart.
+        # One scale for both sides keeps the aspect ratio; the offsets are independent.
         drawn = self.draw(lambda count: torch.rand(count, 3, generator=generator), len(images))
-        share, *places = drawn.to(images.device).unbind(1)
+        scale, *places = drawn.to(images.device).unbind(1)
         rows, columns = (
-            self._resampling(images, dim, share, place) for dim, place in zip((-2, -1), places, strict=True)
+            self._resampling(images, dim, scale, place) for dim, place in zip((-2, -1), places, strict=True)
         )
-        return rows[:, None] @ images @ columns[:, None].mT
+        return _resample(images, rows, columns)
 
     def surrogate(self, images: Float[Tensor, "b c h w"]) -> Tensor:
         height, width = (self._range(side)[1] for side in images.shape[-2:])
@@ -71,10 +74,10 @@ class ResizePad(Preprocessed):
         low, high = round(self.smallest * side), round(self.largest * side)
         return max(1, low), max(1, high)
 
-    def _resampling(self, images: Tensor, dim: int, share: Tensor, place: Tensor) -> Tensor:
+    def _resampling(self, images: Tensor, dim: int, scale: Tensor, place: Tensor) -> Tensor:
         side = images.shape[dim]
         low, high = self._range(side)
-        sizes = low + (share * (high - low + 1)).long().clamp(max=high - low)
+        sizes = low + (scale * (high - low + 1)).long().clamp(max=high - low)
         room = high - sizes
         offsets = (place * (room + 1)).long().minimum(room)
         return resampling(side, high, sizes, offsets, images.dtype, self.interpolation)
@@ -88,10 +91,10 @@ def resampling(
     dtype: torch.dtype = torch.float32,
     interpolation: Interpolation = "nearest",
 ) -> Float[Tensor, "b frame side"]:
-    """Matrices that resize a line of `side` pixels to `sizes` and put it at `offsets` in a line of `frame`.
+    """Matrices that resize a line of `side` pixels to `sizes` and pad it by `offsets` to a line of `frame`.
 
-    As matrices, different sizes make one batch and gradients are exact; the rules of the two interpolations are
-    those of `torch.nn.functional.interpolate`.
+    With matrices, different sizes form one batch and gradients are exact; both interpolations follow
+    `torch.nn.functional.interpolate`.
     """
     place = torch.arange(frame, device=sizes.device) - offsets[:, None]
     inside = (place >= 0) & (place < sizes[:, None])
@@ -100,6 +103,13 @@ def resampling(
         nearest = (place * side).div(sizes[:, None], rounding_mode="floor")
         weights = (nearest[..., None] == source).to(dtype)
     else:
-        centre = ((place + 0.5) * side / sizes[:, None] - 0.5).clamp(0, side - 1)
-        weights = (1 - (centre[..., None] - source).abs()).clamp(min=0).to(dtype)
+        center = ((place + 0.5) * side / sizes[:, None] - 0.5).clamp(0, side - 1)
+        weights = (1 - (center[..., None] - source).abs()).clamp(min=0).to(dtype)
     return weights * inside[..., None]
+
+
+@no_autocast
+def _resample(
+    images: Float[Tensor, "b c h w"], rows: Float[Tensor, "b height h"], columns: Float[Tensor, "b width w"]
+) -> Float[Tensor, "b c height width"]:
+    return rows[:, None] @ images @ columns[:, None].mT

@@ -1,4 +1,4 @@
-"""Thermometer encoding (Buckman, Roy, Raffel & Goodfellow, 2018): a pixel as a bar of switched-on levels."""
+"""Thermometer encoding (Buckman, Roy, Raffel & Goodfellow, 2018): each pixel as a unary code."""
 
 from typing import Any, ClassVar
 
@@ -11,28 +11,28 @@ from menet.preprocessed import Gradient, Preprocessed
 
 
 def thermometer(images: Float[Tensor, "b c h w"], levels: int = 16) -> Float[Tensor, "b codes h w"]:
-    """Codes τ(x)ₗ = 1 where x > l/levels, else 0, for l from 0 to levels − 1: `levels` channels in place of each.
+    """Codes τ(x)ₗ = 1 where x > l/levels, else 0, for l from 0 to levels − 1: `levels` channels for each.
 
-    Its derivative is zero wherever it exists, and that is what autograd returns.
+    The derivative is zero wherever it exists, and that is what autograd returns.
     """
     return _above(images, levels).clamp(0, 1).ceil().flatten(1, 2)
 
 
 def ramp(images: Float[Tensor, "b c h w"], levels: int = 16, width: float = 1.0) -> Float[Tensor, "b codes h w"]:
-    """What BPDA differentiates in place of the codes: min(max((x − l/levels)/width, 0), 1).
+    """The differentiable substitute of BPDA: min(max((x − l/levels)/width, 0), 1).
 
-    Width 1 is the substitute of Athalye, Carlini & Wagner (2018), which rounded up gives the codes. With
-    1/levels only the level the pixel stands in has a gradient.
+    Width 1 is the substitute of Athalye, Carlini & Wagner (2018), whose ceiling is the code. With width 1/levels
+    only the level that contains the pixel has a gradient.
     """
     return (_above(images, levels) / width).clamp(0, 1).flatten(1, 2)
 
 
 class Thermometer(Preprocessed):
-    """`classifier` of thermometer codes, `levels` input channels for each of the images' (`classifier_channels`).
+    """Classify thermometer codes; the classifier has `levels` input channels per image channel.
 
-    The classifier sees codes, not pixels, so it must not normalise them; `models.build` does not when the number
-    of channels differs from the dataset's. `width` is that of the `ramp` used by `bpda`. `gradient="exact"` is
-    zero: the codes are steps.
+    The classifier sees codes, not pixels, so it must not normalize them; `models.build` does not when the number
+    of channels differs from that of the dataset. `width` is that of the `ramp` used by `bpda`.
+    `gradient="exact"` is zero: the codes are step functions.
     """
 
     name: ClassVar[str] = "thermometer"
@@ -47,9 +47,9 @@ class Thermometer(Preprocessed):
     ) -> None:
         super().__init__(classifier, gradient, seed)
         if levels < 1:
-            raise ConfigurationError(f"levels is {levels}; accepted are whole numbers from 1")
+            raise ConfigurationError(f"expected levels >= 1, got {levels}")
         if not 0 < width <= 1:
-            raise ConfigurationError(f"width is {width}; accepted are numbers above 0 and up to 1")
+            raise ConfigurationError(f"expected width in (0, 1], got {width}")
         self.levels, self.width = levels, width
 
     def preprocess(self, images: Float[Tensor, "b c h w"], generator: torch.Generator) -> Tensor:
@@ -59,7 +59,7 @@ class Thermometer(Preprocessed):
         return ramp(images, self.levels, self.width)
 
     def visible(self, seen: Tensor) -> Float[Tensor, "b c h w"]:
-        """How far up each bar reaches."""
+        """Codes decoded to pixels: the mean over levels."""
         return seen.unflatten(1, (-1, self.levels)).mean(2)
 
     @classmethod

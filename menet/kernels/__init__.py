@@ -1,8 +1,8 @@
 """Loops compiled by numba, for a CPU, where torch would spend its time on calls and on passes over memory.
 
-Each has a form in torch beside the code that calls it: for other devices, for larger matrices, and for where
-numba is not installed. The modules here are imported when they are first called, because numba takes a while to
-load. Compiled code is kept in the user's cache folder, so that it is compiled once.
+Each has an equivalent in torch beside the code that calls it: for other devices, for larger matrices, and for
+systems without numba. The modules here are imported at their first call, because numba takes a while to load.
+Compiled code is stored in the user's cache folder (`disk_cache.py`), so that each machine compiles it once.
 """
 
 from functools import cache
@@ -11,11 +11,11 @@ from importlib.util import find_spec
 from torch import Tensor
 
 LARGEST = 96
-"""Columns from about which the blocked algorithms of LAPACK win over ours."""
+"""The number of columns from which the blocked algorithms of LAPACK are faster."""
 
 
 def suit(x: Tensor) -> bool:
-    """Whether compiled loops are the right ones for matrices like `x`."""
+    """Whether to use the compiled loops for matrices like `x`."""
     return x.device.type == "cpu" and x.shape[-1] <= LARGEST and _available()
 
 

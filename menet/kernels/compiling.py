@@ -1,15 +1,20 @@
-"""How loops are compiled, and what they share."""
+"""How loops are compiled, and what they share.
 
-import hashlib
+Results must not depend on whether code was compiled now or loaded from disk. By default numba compiles a helper
+twice: as a function of its own, and again inside each caller, where sums may be reordered in another way. Both
+get the same weak symbol, and the linker takes whichever was loaded first. So here only what Python calls is a
+function to the linker (`compiled`); everything else is always inlined (`inlined`), and no symbol is shared.
+"""
+
+import inspect
 from collections.abc import Callable
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numba
 import numpy as np
-import pooch
 from numpy.typing import NDArray
+
+from menet.kernels.disk_cache import DiskCache
 
 Array = NDArray[np.floating]
 Number = float | np.floating
@@ -17,50 +22,39 @@ Number = float | np.floating
 REGISTER = 16
 """Rows are padded to whole vector registers, and loops run over the padding: shorter ones are no faster."""
 
+# Sums may be reordered and products fused. Not more: NaN and infinity keep their meaning, and a quotient stays
+# one, because the reciprocal of a tiny number may be infinite where the quotient is not.
+_OPTIONS = {"nogil": True, "error_model": "numpy", "fastmath": {"contract", "reassoc", "nsz"}}
+
 
 def compiled(function: Callable[..., Any]) -> Any:
-    """Compile at the first call, free of the interpreter's lock; keep the result on disk if there is a place.
+    """Compile at the first call, free of the interpreter's lock, and store the result on disk.
 
-    In `function`, constants next to numbers of an array must be of the array's kind: a plain 2 or 1.0 would turn
-    single precision into double, and loops around it run at half the speed.
+    For functions that Python calls, never for functions that compiled ones call. In `function`, constants next to
+    entries of an array must have the array's dtype: a plain 2 or 1.0 would turn single precision into double, and
+    loops around it run at half the speed.
     """
-    # Sums may be reordered and products fused. Not more: NaN and infinity keep their meaning, and a quotient
-    # stays one, because the reciprocal of a tiny number may be infinite where the quotient is not.
-    options = {"nogil": True, "error_model": "numpy", "fastmath": {"contract", "reassoc", "nsz"}}
-    before = numba.config.CACHE_DIR
-    try:
-        numba.config.CACHE_DIR = str(_folder())
-        return numba.njit(cache=True, **options)(function)
-    except (RuntimeError, OSError):  # nowhere to keep the compiled code
-        return numba.njit(**options)(function)
-    finally:
-        numba.config.CACHE_DIR = before
+    dispatcher = numba.njit(**_OPTIONS)(inspect.unwrap(function))
+    dispatcher._cache = DiskCache(dispatcher.py_func)
+    return dispatcher
 
 
-@cache
-def _folder() -> Path:
-    """Where compiled code is kept: a folder of these sources' content.
-
-    Left to itself, numba looks only at the file of the function itself, and would keep code compiled from what
-    another file was before.
-    """
-    content = hashlib.sha256()
-    for source in sorted(Path(__file__).parent.glob("*.py")):
-        content.update(source.read_bytes())
-    return Path(pooch.os_cache("menet")) / "compiled" / content.hexdigest()[:16]
+def inlined(function: Callable[..., Any]) -> Any:
+    """Compile as part of each compiled function that calls it; constants as for `compiled`."""
+    return numba.njit(forceinline=True, **_OPTIONS)(inspect.unwrap(function))
 
 
-@compiled
+@inlined
 def padded(size: int) -> int:
     """`size` rounded up to whole registers."""
     return (size + REGISTER - 1) // REGISTER * REGISTER
 
 
-@compiled
+@inlined
 def local_average(a: Array, unseen: Array, size: int, out: Array) -> None:
-    """Each entry the mean of the seen ones among its 3×3 neighbours, with a little of the mean of all mixed in.
+    """Each entry becomes the mean of the observed ones among its 3×3 neighbors, mixed with a little of the mean.
 
-    `a` is zero where `unseen` is one; only the first `size` columns count.
+    `a` is zero where `unseen` is one; only the first `size` columns are used. In torch: `estimators.solver`.
     """
     rows = len(a)
     kind = a.dtype

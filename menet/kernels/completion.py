@@ -1,4 +1,4 @@
-"""The solver of `estimators/solver.py` for one matrix after another; see there for what it does and why."""
+"""The solver of `estimators/solver.py` for one matrix after another; see there for the method."""
 
 import math
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from menet.kernels.compiling import Array, Number, compiled, local_average, padded
+from menet.kernels.compiling import Array, Number, compiled, inlined, local_average, padded
 from menet.kernels.eigenvectors import eigh, scratch_for
 
 
@@ -14,17 +14,18 @@ from menet.kernels.eigenvectors import eigh, scratch_for
 def complete_each(
     x: Array,
     mask: NDArray[np.bool_],
-    threshold: Array,
+    thresholds: Array,
     estimate: Array,
     iterations: NDArray[np.int64],
     settings: tuple[float, int, int, int, int, float, float],
     eps: float,
     tiny: float,
 ) -> bool:
-    """Solve each, starting from local averages.
+    """Solve each problem, starting from local averages.
 
-    The numbers of `settings` are tol, max_iter, the first gradient steps, Newton's steps, the iterations inside
-    each, the damping and the first momentum. False if an eigenvalue iteration did not converge.
+    `settings` holds tol, max_iter, the number of gradient steps, of Newton steps and of conjugate gradient
+    iterations in each, the initial damping and the initial momentum. Returns False if an eigenvalue iteration did
+    not converge.
     """
     tol, max_iter, first_steps, newton_steps, inner_iterations, first_damping, first_momentum = settings
     rows, size = x.shape[1], x.shape[2]
@@ -43,7 +44,7 @@ def complete_each(
     values, ratio = np.empty(size, kind), np.empty(size, kind)
     scratch = scratch_for(size, kind)
     for number in range(len(x)):
-        level = threshold[number]
+        threshold = thresholds[number]
         for r in range(rows):
             for k in range(size):
                 a[r, k] = x[number, r, k]
@@ -59,7 +60,7 @@ def complete_each(
             for _ in range(steps):
                 if not _decompose(point, values, basis, scratch, eps, tiny):
                     return False
-                _shrinkage(values, basis, level, ratio, mixed, core, tiny)
+                _shrinkage(values, basis, threshold, ratio, mixed, core, tiny)
                 np.dot(point, core, shrunk)
                 _fill(a, unseen, shrunk, stepped)
                 if _inner_difference(point, stepped, filled) > 0:
@@ -74,10 +75,10 @@ def complete_each(
             for step in range(1, limit + 1):
                 if not _decompose(filled, values, basis, scratch, eps, tiny):
                     return False
-                _shrinkage(values, basis, level, ratio, mixed, core, tiny)
+                _shrinkage(values, basis, threshold, ratio, mixed, core, tiny)
                 np.dot(filled, core, shrunk)
                 _fill(a, unseen, shrunk, stepped)
-                square = _downhill(stepped, filled, residual)
+                square = _negative_gradient(stepped, filled, residual)
                 length = max(math.sqrt(_square(shrunk)), 1e-30)
                 gradient = math.sqrt(square)
                 finished = gradient <= 4 * eps * length
@@ -90,9 +91,11 @@ def complete_each(
                     break
                 if step == limit:
                     break
-                _derivative(filled, values, basis, level, ratio, turned, same, crossed, left, mixed, eps, tiny)
+                _derivative(
+                    filled, values, basis, threshold, ratio, turned, same, crossed, left, mixed, eps, tiny
+                )
                 added = kind.type(1 + damping * gradient / length)
-                # Conjugate gradients; the residual starts as the downhill direction, the solution as zero.
+                # Conjugate gradients; the residual starts as the negative gradient, the solution as zero.
                 direction[:] = residual
                 goal = square * kind.type(0.01)
                 for _ in range(inner_iterations):
@@ -111,7 +114,7 @@ def complete_each(
                         break
                     along = square / curvature
                     smaller = _advance(filled, residual, direction, image, along)
-                    _turn(direction, residual, smaller / square)
+                    _new_direction(direction, residual, smaller / square)
                     square = smaller
                 last_size = gradient
             filled, before_stepped = before_stepped, filled
@@ -126,9 +129,9 @@ def complete_each(
     return True
 
 
-@compiled
+@inlined
 def _decompose(x: Array, values: Array, basis: Array, scratch: Any, eps: float, tiny: float) -> bool:
-    """Singular values and right singular vectors (as rows of `basis`) of a tall matrix."""
+    """Singular values and right singular vectors (rows of `basis`) of a tall matrix."""
     np.dot(x.T, x, scratch[0])
     converged = eigh(scratch, values, basis, eps, tiny)
     for k in range(len(values)):
@@ -136,26 +139,26 @@ def _decompose(x: Array, values: Array, basis: Array, scratch: Any, eps: float, 
     return converged
 
 
-@compiled
+@inlined
 def _shrinkage(
-    values: Array, basis: Array, level: float, ratio: Array, scaled: Array, core: Array, tiny: float
+    values: Array, basis: Array, threshold: float, ratio: Array, scaled: Array, core: Array, tiny: float
 ) -> None:
-    """The core with which x·core is the shrunk x, and what share of each singular value it leaves."""
+    """The core for which x·core is the shrunk x, and the fraction of each singular value that remains."""
     size, width = len(values), basis.shape[1]
     zero, least = values.dtype.type(0), values.dtype.type(math.sqrt(tiny))
     for k in range(size):
-        ratio[k] = max(values[k] - level, zero) / max(values[k], least)
+        ratio[k] = max(values[k] - threshold, zero) / max(values[k], least)
         for j in range(width):
             scaled[k, j] = ratio[k] * basis[k, j]
     np.dot(basis.T, scaled, core)
 
 
-@compiled
+@inlined
 def _derivative(
     x: Array,
     values: Array,
     basis: Array,
-    level: float,
+    threshold: float,
     ratio: Array,
     turned: Array,
     same: Array,
@@ -165,7 +168,7 @@ def _derivative(
     eps: float,
     tiny: float,
 ) -> None:
-    """What `linalg.shrink_derivative` has: left vectors, and the two coefficients of each pair of values."""
+    """As in `linalg.shrink_derivative`: left singular vectors, and two coefficients for each pair of values."""
     size = len(values)
     kind = values.dtype
     zero, half, least = kind.type(0), kind.type(0.5), kind.type(math.sqrt(tiny))
@@ -180,22 +183,22 @@ def _derivative(
     np.dot(x, scaled, left)
     for i in range(size):
         for k in range(size):
-            high, low = max(values[i], level), max(values[k], level)
-            both = close if values[i] >= level and values[k] >= level else zero
+            high, low = max(values[i], threshold), max(values[k], threshold)
+            both = close if values[i] >= threshold and values[k] >= threshold else zero
             slope = (abs(high - low) + both) / (abs(values[i] - values[k]) + close)
-            skew = (high - level + low - level) / max(values[i] + values[k], least)
+            skew = (high - threshold + low - threshold) / max(values[i] + values[k], least)
             same[i, k] = half * (slope + skew) - ratio[k]
             crossed[i, k] = half * (slope - skew)
 
 
-@compiled
+@inlined
 def _fill(a: Array, unseen: Array, estimate: Array, out: Array) -> None:
     for r in range(a.shape[0]):
         for k in range(a.shape[1]):
             out[r, k] = a[r, k] + unseen[r, k] * estimate[r, k]
 
 
-@compiled
+@inlined
 def _inner_difference(point: Array, stepped: Array, previous: Array) -> Number:
     total = point.dtype.type(0)
     for r in range(point.shape[0]):
@@ -204,15 +207,15 @@ def _inner_difference(point: Array, stepped: Array, previous: Array) -> Number:
     return total
 
 
-@compiled
+@inlined
 def _extrapolate(stepped: Array, previous: Array, momentum: float, out: Array) -> None:
     for r in range(out.shape[0]):
         for k in range(out.shape[1]):
             out[r, k] = stepped[r, k] + momentum * (stepped[r, k] - previous[r, k])
 
 
-@compiled
-def _downhill(stepped: Array, filled: Array, out: Array) -> Number:
+@inlined
+def _negative_gradient(stepped: Array, filled: Array, out: Array) -> Number:
     total = out.dtype.type(0)
     for r in range(out.shape[0]):
         for k in range(out.shape[1]):
@@ -222,7 +225,7 @@ def _downhill(stepped: Array, filled: Array, out: Array) -> Number:
     return total
 
 
-@compiled
+@inlined
 def _square(x: Array) -> Number:
     total = x.dtype.type(0)
     for r in range(x.shape[0]):
@@ -231,7 +234,7 @@ def _square(x: Array) -> Number:
     return total
 
 
-@compiled
+@inlined
 def _hessian(direction: Array, unseen: Array, added: float, image: Array, more: Array) -> Number:
     """image = added·direction − unseen∘(image + more), and its product with the direction."""
     total = image.dtype.type(0)
@@ -243,9 +246,9 @@ def _hessian(direction: Array, unseen: Array, added: float, image: Array, more: 
     return total
 
 
-@compiled
+@inlined
 def _advance(solution: Array, residual: Array, direction: Array, image: Array, along: float) -> Number:
-    """One step of conjugate gradients, and the square of what is left."""
+    """One step of conjugate gradients; returns the squared norm of the residual."""
     total = residual.dtype.type(0)
     for r in range(residual.shape[0]):
         for k in range(residual.shape[1]):
@@ -256,8 +259,8 @@ def _advance(solution: Array, residual: Array, direction: Array, image: Array, a
     return total
 
 
-@compiled
-def _turn(direction: Array, residual: Array, share: float) -> None:
+@inlined
+def _new_direction(direction: Array, residual: Array, factor: float) -> None:
     for r in range(direction.shape[0]):
         for k in range(direction.shape[1]):
-            direction[r, k] = residual[r, k] + share * direction[r, k]
+            direction[r, k] = residual[r, k] + factor * direction[r, k]

@@ -1,11 +1,11 @@
-"""Eigenvectors of small symmetric matrices, one after another; `menet/eigen.py` says why."""
+"""Eigenvectors of small symmetric matrices, one after another; `linalg.eigh` says why."""
 
 import math
 from typing import Any
 
 import numpy as np
 
-from menet.kernels.compiling import REGISTER, Array, Number, compiled, padded
+from menet.kernels.compiling import REGISTER, Array, Number, compiled, inlined, padded
 
 _ATTEMPTS = 40
 
@@ -14,7 +14,7 @@ _ATTEMPTS = 40
 def eigh_of_each(matrices: Array, values: Array, rows: Array, eps: float, tiny: float) -> bool:
     """Ascending eigenvalues and eigenvectors (as rows) of each symmetric matrix; False if one did not converge.
 
-    With no columns in `rows`, the eigenvalues alone.
+    Without columns in `rows`, only the eigenvalues.
     """
     size, wanted = matrices.shape[1], rows.shape[2]
     kind = matrices.dtype
@@ -33,23 +33,23 @@ def eigh_of_each(matrices: Array, values: Array, rows: Array, eps: float, tiny: 
     return True
 
 
-@compiled
+@inlined
 def scratch_for(size: int, kind: Any) -> tuple[Array, Array, Array, Array, Array, Array]:
-    """What `eigh` works in; the first is where it finds its matrix."""
+    """Workspace for `eigh`; its first array holds the matrix to decompose."""
     width = padded(size)
     matrix, spare = np.zeros((width, width), kind), np.zeros((width, width), kind)
     return matrix, spare, np.empty(size, kind), np.empty(size, kind), np.empty(width, kind), np.empty(width, kind)
 
 
-@compiled
+@inlined
 def eigh(
     scratch: tuple[Array, Array, Array, Array, Array, Array], values: Array, basis: Array, eps: float, tiny: float
 ) -> bool:
-    """Decompose the matrix in `scratch`, which is used up: ascending values, and vectors as rows of `basis`."""
+    """Decompose the matrix in `scratch`, which is overwritten: ascending values, vectors as rows of `basis`."""
     matrix, spare, beside, weight, v, w = scratch
     size = len(values)
     kind = matrix.dtype
-    # Entries are brought to at most 1: squares then neither overflow nor vanish.
+    # Entries are scaled to at most 1, so that squares neither overflow nor underflow.
     scale = kind.type(0)
     for i in range(size):
         for k in range(size):
@@ -63,18 +63,18 @@ def eigh(
         _accumulate(matrix, weight, basis)
     converged = _diagonal(values, beside, basis, kind.type(eps))
     if basis.shape[1]:
-        _orthonormalise(basis, matrix, spare)
+        _orthonormalize(basis, matrix, spare)
     _sort(values, basis)
     for i in range(size):
         values[i] *= scale
     return converged
 
 
-@compiled
+@inlined
 def _tridiagonal(
     a: Array, diagonal: Array, beside: Array, weight: Array, v: Array, w: Array, tiny: float
 ) -> None:
-    """Householder's reduction, from the last row up. Row i keeps the vector of its reflection, I − weight·vvᵀ."""
+    """Householder reduction, from the last row up. Row i keeps the vector v of its reflection I − weight·vvᵀ."""
     size, width = len(diagonal), a.shape[1]
     zero, half, one = a.dtype.type(0), a.dtype.type(0.5), a.dtype.type(1)
     for i in range(size - 1, 0, -1):
@@ -124,7 +124,7 @@ def _tridiagonal(
     beside[size - 1] = zero
 
 
-@compiled
+@inlined
 def _accumulate(a: Array, weight: Array, basis: Array) -> None:
     """The product of the reflections kept in the rows of `a`, transposed."""
     size, width = len(weight), a.shape[1]
@@ -146,13 +146,13 @@ def _accumulate(a: Array, weight: Array, basis: Array) -> None:
                 basis[r, k] -= along * a[i, k]
 
 
-@compiled
+@inlined
 def _diagonal(d: Array, e: Array, basis: Array, eps: float) -> bool:
     """The implicit QL iteration on a tridiagonal matrix, its rotations applied to the rows of `basis`."""
     size, width = len(d), basis.shape[1]
     zero, one, two = d.dtype.type(0), d.dtype.type(1), d.dtype.type(2)
     large, faint = d.dtype.type(1e15), d.dtype.type(1e-30)
-    # Next to the whole matrix, whose entries are at most 1, this is rounding: a block of rank zero is left alone.
+    # Relative to entries of at most 1 this is rounding: a block of rank zero counts as converged.
     noise = eps * eps
     for low in range(size):
         settled = False
@@ -172,7 +172,7 @@ def _diagonal(d: Array, e: Array, basis: Array, eps: float) -> bool:
                 square = f * f + g * g
                 r: Number = math.sqrt(square)
                 if square <= faint:
-                    # Where squares would vanish.
+                    # Squares would underflow.
                     r = math.sqrt((f * large) * (f * large) + (g * large) * (g * large)) / large
                 e[i + 1] = r
                 if r > zero:
@@ -196,9 +196,9 @@ def _diagonal(d: Array, e: Array, basis: Array, eps: float) -> bool:
     return True
 
 
-@compiled
-def _orthonormalise(basis: Array, product: Array, spare: Array) -> None:
-    """One step of Newton and Schulz: takes off what a thousand rotations have left of rounding."""
+@inlined
+def _orthonormalize(basis: Array, product: Array, spare: Array) -> None:
+    """One Newton–Schulz step: removes the rounding errors that a thousand rotations have accumulated."""
     np.dot(basis, basis.T, product)
     np.dot(product, basis, spare)
     more, less = basis.dtype.type(1.5), basis.dtype.type(0.5)
@@ -207,9 +207,9 @@ def _orthonormalise(basis: Array, product: Array, spare: Array) -> None:
             basis[i, k] = more * basis[i, k] - less * spare[i, k]
 
 
-@compiled
+@inlined
 def _sort(values: Array, rows: Array) -> None:
-    """Bring the values, and the rows with them, into ascending order; few are out of it."""
+    """Sort the values, and the rows with them; they are almost sorted already."""
     for last in range(1, len(values)):
         i = last
         while i > 0 and values[i - 1] > values[i]:

@@ -1,4 +1,4 @@
-"""Dropping small singular values of one matrix after another; `estimators/usvt.py` says which."""
+"""Truncates the singular values of one matrix after another; `estimators/usvt.py` says which."""
 
 import math
 
@@ -9,10 +9,13 @@ from menet.kernels.eigenvectors import eigh, scratch_for
 
 
 @compiled
-def truncate_each(x: Array, level: Array, count: int, share: Array, out: Array, eps: float, tiny: float) -> bool:
-    """Keep the `count` largest singular values, or with `count` 0 those from `level` on, and divide by `share`.
+def truncate_each(
+    x: Array, threshold: Array, count: int, fraction: Array, out: Array, eps: float, tiny: float
+) -> bool:
+    """Keep the `count` largest singular values, or those of at least `threshold` if `count` is 0.
 
-    In double precision, whatever `x` is; False if an eigenvalue iteration did not converge.
+    The result is divided by `fraction`. Computed in double precision whatever the dtype of `x`. Returns False
+    if an eigenvalue iteration did not converge.
     """
     rows, size = x.shape[1], x.shape[2]
     width = padded(size)
@@ -29,8 +32,8 @@ def truncate_each(x: Array, level: Array, count: int, share: Array, out: Array, 
         if not eigh(scratch, values, basis, eps, tiny):
             return False
         for i in range(size):
-            stays = i >= size - count if count else math.sqrt(max(values[i], 0.0)) >= level[number]
-            factor = 1 / share[number] if stays else 0.0
+            stays = i >= size - count if count else math.sqrt(max(values[i], 0.0)) >= threshold[number]
+            factor = 1 / fraction[number] if stays else 0.0
             for k in range(width):
                 kept[i, k] = factor * basis[i, k]
         np.dot(basis.T, kept, core)

@@ -1,4 +1,4 @@
-"""Each baseline takes part in training, and a run's folder brings it back."""
+"""Each baseline takes part in training, and is loaded from the folder of its run."""
 
 import json
 
@@ -7,8 +7,8 @@ import torch
 
 from menet import data
 from menet.cli import main
-from menet.evaluation.pictures import unpack
 from menet.evaluation.records import read_folder
+from menet.evaluation.snapshots import unpack
 from menet.preprocessed import Preprocessed, describe
 from menet.training import TrainingConfig, load_model, train
 from menet.training.checkpoint import LAST
@@ -22,15 +22,20 @@ SETTINGS = {
     "bit-depth": {"bits": 1},
     "median": {},
     "resize-pad": {},
-    "discretise": {"colours": 2},
+    "discretize": {"colors": 2},
     "jpeg": {},
 }
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_trained_baseline_comes_back_from_its_run(name, tmp_path):
+def test_trained_baseline_is_loaded_from_its_run(name, tmp_path):
     config = TrainingConfig(
-        model="small", defense={"name": name, **SETTINGS[name]}, epochs=1, batch=16, limit=32, precision="float32"
+        model="small",
+        defense={"name": name, **SETTINGS[name]},
+        epochs=1,
+        batch_size=16,
+        limit=32,
+        precision="float32",
     )
     train(config, tmp_path / "run")
     model = load_model(tmp_path / "run")
@@ -41,10 +46,15 @@ def test_trained_baseline_comes_back_from_its_run(name, tmp_path):
     assert bool(torch.isfinite(logits).all())
 
 
-@pytest.mark.parametrize("name", ["pixel-defend", "discretise"])
-def test_what_was_learned_is_not_learned_again_when_a_run_goes_on(name, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["pixel-defend", "discretize"])
+def test_a_resumed_run_does_not_fit_again(name, tmp_path, monkeypatch):
     config = TrainingConfig(
-        model="small", defense={"name": name, **SETTINGS[name]}, epochs=2, batch=16, limit=32, precision="float32"
+        model="small",
+        defense={"name": name, **SETTINGS[name]},
+        epochs=2,
+        batch_size=16,
+        limit=32,
+        precision="float32",
     )
     kind, saving = Preprocessed.kinds[name], Saving(steps=1, log_steps=1)
     original, write, fits = kind.fit, Log.write, []
@@ -71,19 +81,20 @@ def test_what_was_learned_is_not_learned_again_when_a_run_goes_on(name, tmp_path
     assert (tmp_path / "cut" / LAST).read_bytes() == (tmp_path / "whole" / LAST).read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETTINGS)
 def test_trained_baseline_is_evaluated_and_audited(name, tmp_path, capsys):
     run = str(tmp_path / "run")
     settings = json.dumps(SETTINGS[name])
-    small = ["--model", "small", "--epochs", "1", "--limit", "32", "--batch", "16"]
+    small = ["--model", "small", "--epochs", "1", "--limit", "32", "--batch-size", "16"]
     assert main(["train", "digits", "--defense", name, "--settings", settings, "--out", run, *small]) == 0
-    few = ["--stop", "4", "--masks", "2", "--pictures", "2", "--attacks", "pgd:steps=2"]
+    few = ["--stop", "4", "--draws", "2", "--snapshots", "2", "--attacks", "pgd:steps=2"]
     assert main(["evaluate", run, *few]) == 0
     (records,) = read_folder(tmp_path / "run" / "evaluation").values()
     assert len(records.rows) == 4
-    for kept in (row["pictures"] for row in records.rows if "pictures" in row):
+    for kept in (row["snapshots"] for row in records.rows if "snapshots" in row):
         assert unpack(kept["adversarial_seen"]["image"]).shape == (1, 28, 28)
-    few = ["--quick", "--examples", "4", "--steps", "2", "--eot", "2", "--masks", "2"]
+    few = ["--quick", "--examples", "4", "--steps", "2", "--eot", "2", "--draws", "2"]
     # An untrained network may fail a check; what counts is that every check could be made.
     assert main(["audit", run, *few]) in (0, 1)
     findings = json.loads((tmp_path / "run" / "audit.json").read_text())["findings"]

@@ -1,4 +1,4 @@
-"""PixelCNN: causality, likelihood; PixelDefend: the same as doing it the slow way."""
+"""PixelCNN: causality, likelihood; PixelDefend against the plain greedy procedure."""
 
 import math
 
@@ -42,14 +42,14 @@ def test_no_value_depends_on_itself_or_later_ones(channels):
         assert moved[60:63, 60:63].tolist() == [[False, True, True], [False, False, True], [False, False, False]]
 
 
-def test_learns_digits_better_than_uniform_and_than_frequencies(trained, digits):
+def test_likelihood_of_digits_beats_uniform_and_marginal_distributions(trained, digits):
     held_out = digits[1500:1700, :, ::2, ::2]
     with torch.no_grad():
         bits = float(trained.bits_per_dimension(held_out))
-    share = torch.bincount(trained.quantise(held_out).flatten(), minlength=16) / held_out.numel()
-    frequencies = float(-(share * share.clamp(min=1e-9).log2()).sum())
+    frequency = torch.bincount(trained.quantize(held_out).flatten(), minlength=16) / held_out.numel()
+    marginal = float(-(frequency * frequency.clamp(min=1e-9).log2()).sum())
     assert math.isfinite(bits)
-    assert bits < frequencies < math.log2(16)
+    assert bits < marginal < math.log2(16)
 
 
 def test_likelihoods_are_probabilities():
@@ -92,8 +92,8 @@ def test_purification_is_the_greedy_procedure(channels):
     torch.testing.assert_close(purify(network, images, 0.2), expected)
 
 
-def test_purified_images_stay_near_and_are_likelier(trained, digits):
-    clean = trained.quantise(digits[1700:1720, :, ::2, ::2]) / 15
+def test_purified_images_stay_near_and_are_more_likely(trained, digits):
+    clean = trained.quantize(digits[1700:1720, :, ::2, ::2]) / 15
     noise = torch.rand(clean.shape, generator=torch.Generator().manual_seed(0)) * 0.4 - 0.2
     noisy = (clean + noise).clamp(0, 1)
     purified = purify(trained, noisy, 0.2)
@@ -122,12 +122,12 @@ def test_fitting_takes_bytes_and_adopts_their_channels(digits):
     again.fit((digits[:20] * 255).to(torch.uint8), torch.Generator().manual_seed(0))
     for mine, theirs in zip(module.pixel_cnn.parameters(), again.pixel_cnn.parameters(), strict=True):
         assert torch.equal(mine, theirs)
-    with pytest.raises(ConfigurationError, match="3 channels"):
+    with pytest.raises(ConfigurationError, match=r"expected images of 1 channels.*got 3"):
         module.preprocess(torch.rand(1, 3, 8, 8), torch.Generator())
 
 
-def test_settings_that_cannot_work_are_named():
-    with pytest.raises(ConfigurationError, match="levels is 1"):
+def test_invalid_settings_are_named():
+    with pytest.raises(ConfigurationError, match="expected levels from 2 to 256, got 1"):
         PixelCNN(levels=1)
-    with pytest.raises(ConfigurationError, match="epsilon is 2"):
+    with pytest.raises(ConfigurationError, match=r"expected epsilon in \[0, 1\], got 2"):
         PixelDefend(torch.nn.Identity(), epsilon=2)

@@ -17,19 +17,19 @@ from menet import baselines, models
 from menet.attacks import PGD, ThreatModel
 from menet.baselines import (
     BitDepth,
-    Discretise,
+    Discretize,
     MedianSmoothing,
     ResizePad,
     Thermometer,
-    blended_colours,
+    blended_colors,
     jpeg,
     median_smooth,
-    nearest_colours,
+    nearest_colors,
     reduce_depth,
     smooth_jpeg,
     thermometer,
 )
-from menet.baselines.discretise import learn_colours
+from menet.baselines.discretize import learn_colors
 from menet.baselines.resize_pad import resampling
 from menet.baselines.thermometer import ramp
 from menet.errors import ConfigurationError
@@ -115,27 +115,27 @@ def test_resize_pad_draws_every_size_and_place_and_passes_exact_gradients():
     assert module.with_gradient("bpda").reconstruct(leaf).shape == (2, 1, 31, 31)
 
 
-def test_discretisation_takes_the_nearest_colour(photographs):
-    codebook = learn_colours(photographs, 20, torch.Generator().manual_seed(0))
+def test_discretization_takes_the_nearest_color(photographs):
+    codebook = learn_colors(photographs, 20, torch.Generator().manual_seed(0))
     pixels = photographs.movedim(1, -1).reshape(-1, 3)
     expected = codebook[torch.cdist(pixels.double(), codebook.double()).argmin(1)]
-    found = nearest_colours(photographs, codebook).movedim(1, -1).reshape(-1, 3)
+    found = nearest_colors(photographs, codebook).movedim(1, -1).reshape(-1, 3)
     torch.testing.assert_close(found, expected)
-    assert torch.equal(codebook, learn_colours(photographs, 20, torch.Generator().manual_seed(0)))
-    # Twenty colours of the data serve it better than 27 evenly spaced ones.
+    assert torch.equal(codebook, learn_colors(photographs, 20, torch.Generator().manual_seed(0)))
+    # Twenty colors of the data serve it better than 27 evenly spaced ones.
     evenly = torch.cartesian_prod(*[torch.tensor([0.0, 0.5, 1.0])] * 3)
-    error = (nearest_colours(photographs, codebook) - photographs).square().mean()
-    assert error < 0.5 * (nearest_colours(photographs, evenly) - photographs).square().mean()
+    error = (nearest_colors(photographs, codebook) - photographs).square().mean()
+    assert error < 0.5 * (nearest_colors(photographs, evenly) - photographs).square().mean()
 
 
-def test_discretisation_needs_fitting_and_enough_colours(digits):
-    module = Discretise(nn.Identity(), colours=2)
+def test_discretization_needs_fitting_and_enough_colors(digits):
+    module = Discretize(nn.Identity(), colors=2)
     with pytest.raises(ConfigurationError, match="call fit"):
         module(digits[:2])
     module.fit((digits[:50] * 255).to(torch.uint8), torch.Generator().manual_seed(0))
-    assert module.settings() == {"colours": 2, "channels": 1, "gradient": "bpda"}
+    assert module.settings() == {"colors": 2, "channels": 1, "gradient": "bpda"}
     assert len(module.reconstruct(digits[:10]).unique()) == 2
-    with pytest.raises(ConfigurationError, match="only 1 different"):
+    with pytest.raises(ConfigurationError, match="at least 2 distinct colors, got 1"):
         module.fit(torch.zeros(3, 1, 8, 8), torch.Generator())
 
 
@@ -175,24 +175,24 @@ def test_smooth_jpeg_has_the_slopes_of_its_coefficients(photographs):
         assert (smooth_jpeg(images, 30) - compressed).abs().mean() < 0.5 * (images - compressed).abs().mean()
 
 
-def test_blended_colours_are_near_the_nearest_and_have_their_slopes(photographs, generator):
+def test_blended_colors_are_near_the_nearest_and_have_their_slopes(photographs, generator):
     images = photographs[:2, :, :8, :8].double()
-    codebook = learn_colours(photographs.double(), 12, generator)
+    codebook = learn_colors(photographs.double(), 12, generator)
     assert torch.autograd.gradcheck(
-        lambda x: blended_colours(x, codebook), images.requires_grad_(), atol=1e-5, fast_mode=True
+        lambda x: blended_colors(x, codebook), images.requires_grad_(), atol=1e-5, fast_mode=True
     )
     with torch.no_grad():
-        nearest = nearest_colours(images, codebook)
-        assert (blended_colours(images, codebook) - nearest).abs().mean() < 0.5 * (images - nearest).abs().mean()
+        nearest = nearest_colors(images, codebook)
+        assert (blended_colors(images, codebook) - nearest).abs().mean() < 0.5 * (images - nearest).abs().mean()
     for few in (codebook[:1], codebook[:1].expand(3, -1)):
-        assert torch.isfinite(blended_colours(images, few)).all()
+        assert torch.isfinite(blended_colors(images, few)).all()
 
 
 @pytest.mark.parametrize(
-    "name, settings", [("jpeg", {"quality": 50}), ("discretise", {"colours": 20}), ("median", {"size": 3})]
+    "name, settings", [("jpeg", {"quality": 50}), ("discretize", {"colors": 20}), ("median", {"size": 3})]
 )
 def test_attacks_find_more_through_the_default_gradient_than_through_the_identity(photographs, name, settings):
-    """Most small changes are lost on the way; the identity does not know which."""
+    """Most small perturbations are removed; the identity ignores which."""
     linear = nn.Sequential(nn.Flatten(), nn.Linear(3072, 5))
     nn.init.normal_(linear[1].weight, generator=torch.Generator().manual_seed(0))
     defended = baselines.build(name, linear, **settings)
@@ -208,7 +208,7 @@ def test_attacks_find_more_through_the_default_gradient_than_through_the_identit
     assert losses[0] > 1.1 * losses[1]
 
 
-@pytest.mark.parametrize("name", ["thermometer", "bit-depth", "discretise", "jpeg", "pixel-defend"])
+@pytest.mark.parametrize("name", ["thermometer", "bit-depth", "discretize", "jpeg", "pixel-defend"])
 def test_exact_gradient_of_steps_is_zero(photographs, name):
     settings = {"pixel-defend": {"levels": 4, "width": 2, "layers": 1, "steps": 1}}.get(name, {})
     module = baselines.build(name, nn.Identity(), gradient="exact", **settings).eval()
@@ -219,7 +219,7 @@ def test_exact_gradient_of_steps_is_zero(photographs, name):
 
 
 def test_every_baseline_is_registered_by_importing_menet():
-    names = {"thermometer", "total-variation", "pixel-defend", "bit-depth", "median", "resize-pad", "discretise"}
+    names = {"thermometer", "total-variation", "pixel-defend", "bit-depth", "median", "resize-pad", "discretize"}
     assert names | {"jpeg"} <= Preprocessed.kinds.keys()
     assert menet.baselines is baselines
     assert isinstance(baselines.build("median", nn.Identity(), size=3), MedianSmoothing)
@@ -233,10 +233,10 @@ def test_every_baseline_is_registered_by_importing_menet():
         ("bit-depth", "bits", 0),
         ("median", "size", 0),
         ("resize-pad", "largest", 0.5),
-        ("discretise", "colours", 0),
+        ("discretize", "colors", 0),
         ("jpeg", "quality", 0),
     ],
 )
-def test_settings_that_cannot_work_are_named(name, setting, value):
+def test_invalid_settings_are_named(name, setting, value):
     with pytest.raises(ConfigurationError, match=f"{setting}.*{value}"):
         baselines.build(name, nn.Identity(), **{setting: value})

@@ -1,4 +1,4 @@
-"""The total-variation solver against a convex solver, and what it may and may not see."""
+"""The total-variation solver against a convex solver, and what it must not depend on."""
 
 from collections.abc import Callable
 
@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from menet import kernels
-from menet.baselines import variation_solver
-from menet.baselines.total_variation import TotalVariation
-from menet.baselines.variation_solver import objective, total_variation
+from menet.baselines.total_variation import TotalVariation, objective, solver, total_variation
 from menet.errors import ConfigurationError
 from menet.masks import bernoulli
 
@@ -39,7 +37,7 @@ def test_objective_is_within_a_thousandth_of_the_convex_solvers(photographs, dig
 
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("weight", [0.03, 0.08, 0.2, 0.5, 1.0])
-def test_stops_within_a_thousandth_of_where_it_would_end(photographs, digits, weight, compiled, monkeypatch):
+def test_stops_within_a_thousandth_of_the_limit(photographs, digits, weight, compiled, monkeypatch):
     pictures = torch.cat([photographs.flatten(0, 1)[:, :28, :28], digits[:24, 0]])
     mask = bernoulli(pictures.shape, 0.5, torch.Generator().manual_seed(3))
     exact = pictures.double()
@@ -50,17 +48,17 @@ def test_stops_within_a_thousandth_of_where_it_would_end(photographs, digits, we
     assert float((stop / end).max()) < 1 + 1e-3
 
 
-def test_a_resting_objective_is_not_the_end_while_the_state_moves(photographs, monkeypatch):
+def test_a_stalled_objective_does_not_stop_while_the_state_moves(photographs, monkeypatch):
     pictures = photographs.flatten(0, 1).double()
     mask = bernoulli(pictures.shape, 0.3, torch.Generator().manual_seed(3))
 
-    def value(tol: float = variation_solver.TOLERANCE, max_iter: int = 400) -> Tensor:
+    def value(tol: float = solver.TOLERANCE, max_iter: int = 400) -> Tensor:
         return objective(total_variation(pictures, mask, 0.1, tol, max_iter), pictures, mask, 0.1)
 
     end, stop = value(1e-8, 2000), value()
     assert float((stop / end).max()) < 1 + 1e-3
-    # One of these stands still for twelve iterations before its objective falls again.
-    monkeypatch.setattr(variation_solver, "MOVEMENT", float("inf"))
+    # One of these stalls for twelve iterations before its objective falls again.
+    monkeypatch.setattr(solver, "MOVEMENT", float("inf"))
     assert float((value() / end).max()) > 1 + 1e-3
 
 
@@ -108,7 +106,7 @@ def crops(photographs) -> Tensor:
 
 
 def value_and_gradient(x: Tensor, mask: Tensor, weight: float) -> tuple[Callable[[Tensor], Tensor], Tensor]:
-    """For each of a batch, a sum of the minimiser's entries with random weights, and its gradient."""
+    """For each of a batch, a sum of the minimizer's entries with random weights, and its gradient."""
     weights = torch.randn(x.shape, generator=torch.Generator().manual_seed(3), dtype=x.dtype)
 
     def value(x: Tensor) -> Tensor:
@@ -121,7 +119,7 @@ def value_and_gradient(x: Tensor, mask: Tensor, weight: float) -> tuple[Callable
 
 @pytest.mark.parametrize("p", [0.4, 0.9])
 @pytest.mark.parametrize("weight", [0.03, 0.1, 0.3, 0.6])
-def test_gradient_is_the_minimisers(crops, generator, weight, p):
+def test_gradient_is_that_of_the_minimizer(crops, generator, weight, p):
     mask = bernoulli(crops.shape, p, generator)
     value, gradient = value_and_gradient(crops, mask, weight)
     assert not gradient[~mask].any()
@@ -133,7 +131,7 @@ def test_gradient_is_the_minimisers(crops, generator, weight, p):
 
 
 def test_gradient_at_a_kink_is_between_those_of_its_sides(crops, generator):
-    """Two equal rows of kept pixels come back equal, and any change of one of them parts them."""
+    """Two equal rows of kept pixels come back equal, and any change of one of them separates them."""
     x, mask = crops.clone(), bernoulli(crops.shape, 0.6, generator)
     x[:, 5], mask[:, 5] = x[:, 4], mask[:, 4]
     value, gradient = value_and_gradient(x, mask, 0.03)
@@ -173,12 +171,12 @@ def test_each_problem_is_solved_as_if_it_were_alone(photographs):
     torch.testing.assert_close(together, alone, rtol=0, atol=1e-5)
 
 
-def test_settings_that_cannot_work_are_named():
-    with pytest.raises(ConfigurationError, match="weight is 0"):
+def test_invalid_settings_are_named():
+    with pytest.raises(ConfigurationError, match="expected weight > 0, got 0"):
         TotalVariation(torch.nn.Identity(), weight=0)
-    with pytest.raises(ConfigurationError, match=r"p is 1\.5"):
+    with pytest.raises(ConfigurationError, match=r"expected p in \[0, 1\], got 1\.5"):
         TotalVariation(torch.nn.Identity(), p=1.5)
-    with pytest.raises(ConfigurationError, match="max_iter is 0"):
+    with pytest.raises(ConfigurationError, match="expected max_iter >= 1, got 0"):
         total_variation(torch.zeros(2, 3, 3), torch.ones(2, 3, 3, dtype=torch.bool), max_iter=0)
 
 

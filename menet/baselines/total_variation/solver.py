@@ -1,17 +1,17 @@
-"""The images of least total variation near given pixels, for a whole batch.
+"""Total-variation minimization from the observed pixels, for a whole batch.
 
-Each channel x with kept entries K is replaced by the minimiser over z of
+Each channel x with observed entries K is replaced by the minimizer over z of
 
     ‖K ∘ (z − x)‖₂  +  λ · ( Σᵢ ‖z[i,:] − z[i−1,:]‖₂  +  Σⱼ ‖z[:,j] − z[:,j−1]‖₂ )
 
 which is Guo et al.'s objective (2018) with p = 2 and that of ART's `TotalVarMin`. The norm of the residual is not
-squared, so below some λ the kept pixels come back unchanged: on 32×32 images their λ = 0.03 is there.
+squared, so below some λ the observed pixels stay unchanged: on 32×32 images this is so at their λ = 0.03.
 
-It is found by Douglas–Rachford splitting (`variation_splitting.py`), each problem until it rests.
+The solver is Douglas–Rachford splitting (`splitting.py`); each problem stops by itself.
 
 The larger λ, the more neighbouring rows and columns end up equal: at λ = 0.5 seven in eight of CIFAR-10's. The
-splitting knows early which ones, and takes long to bring them together; averaging over them does it at once, and
-more than halves the iterations.
+splitting finds these early but makes them equal slowly; averaging over them does it at once, and more than halves
+the iterations.
 """
 
 import math
@@ -22,26 +22,26 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from menet import kernels
-from menet.baselines.variation_gradient import gradient_of_minimiser
-from menet.baselines.variation_splitting import (
+from menet.baselines.total_variation.gradient import gradient_of_minimizer
+from menet.baselines.total_variation.splitting import (
     RELAXATION,
     STEP_OF_DIFFERENCES,
     STEP_OF_RESIDUAL,
     Problem,
-    cosine_basis,
+    basis_and_frequencies,
 )
-from menet.chunks import in_chunks
 from menet.errors import ConfigurationError
+from menet.linalg import in_chunks, no_autocast
 
 TOLERANCE = 1e-4
 MAX_ITERATIONS = 400
 # CIFAR-10 takes about 30 iterations.
 CHECK_EVERY = 4
-CHECKS = 2  # in a row that must find the objective at rest
-# The objective may rest while the state still moves towards a better one: what a step may move it, in units of
-# `tol` and of the objective, which feels differences the less the smaller λ is.
+CHECKS = 2  # consecutive ones that must find the objective unchanged
+# The objective may stall while the state still moves towards a better one. This bounds the length of the last
+# step, in units of `tol` and of the objective, on which differences have the less influence the smaller λ is.
 MOVEMENT = 30.0
-ELEMENTS = 256 * 32 * 32  # of a chunk: enough for calls not to be what is paid for
+ELEMENTS = 256 * 32 * 32  # per chunk: enough for calls not to dominate
 
 
 def total_variation(
@@ -51,26 +51,25 @@ def total_variation(
     tol: float = TOLERANCE,
     max_iter: int = MAX_ITERATIONS,
 ) -> Float[Tensor, "*batch h w"]:
-    """Each `(h, w)` re-estimated from the entries where `mask` is True; the others may hold anything, even NaN.
+    """Estimate each `(h, w)` from the entries where `mask` is True; the others may hold anything, even NaN.
 
-    A problem stops when its objective has changed by less than the share `tol` twice in a row, four iterations
-    each, and its state is nearly at rest. With the default it is then within a thousandth of the optimum: of
-    17,460 problems tried (CIFAR-10, SVHN, digits; a tenth to all of the entries kept; weights from 0.03 to 1)
-    three were up to 0.12 % above. Where nothing was seen the estimate is zero.
+    A problem stops when its objective has changed by less than the fraction `tol` in two consecutive checks, four
+    iterations apart, and its state hardly moves. With the default, the objective is then within a thousandth of
+    the optimum: of 17,460 problems tried (CIFAR-10, SVHN, digits; a tenth to all of the entries observed; weights
+    from 0.03 to 1) three were up to 0.12 % above. Where nothing is observed the estimate is zero.
 
-    The gradient with respect to `x` is that of the minimiser, by the implicit function theorem.
+    The gradient with respect to `x` is that of the minimizer, by the implicit function theorem.
     """
     if not weight > 0:
-        raise ConfigurationError(f"weight is {weight}; accepted are numbers above 0")
+        raise ConfigurationError(f"expected weight > 0, got {weight}")
     if max_iter < 1:
-        raise ConfigurationError(f"max_iter is {max_iter}; accepted are whole numbers from 1")
+        raise ConfigurationError(f"expected max_iter >= 1, got {max_iter}")
     mask = mask.expand(x.shape)
     if not x.numel():
         return x
     work = x.flatten(0, -3) if x.ndim > 2 else x[None]
-    with torch.autocast(x.device.type, enabled=False):
-        dtype = torch.promote_types(x.dtype, torch.float32)
-        estimate = _Minimise.apply(work.to(dtype), mask.reshape(work.shape), weight, tol, max_iter)
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    estimate: Tensor = _Minimize.apply(work.to(dtype), mask.reshape(work.shape), weight, tol, max_iter)
     return estimate.reshape(x.shape).to(x.dtype)
 
 
@@ -80,14 +79,15 @@ def objective(
     mask: Bool[Tensor, "*batch h w"],
     weight: float,
 ) -> Float[Tensor, "*batch"]:
-    """What `total_variation` minimises, for each `(h, w)`."""
+    """The objective that `total_variation` minimizes, for each `(h, w)`."""
     residual = torch.where(mask, z - x, torch.zeros_like(z))
     variation = z.diff(dim=-2).norm(dim=-1).sum(-1) + z.diff(dim=-1).norm(dim=-2).sum(-1)
     return residual.flatten(-2).norm(dim=-1) + weight * variation
 
 
-class _Minimise(torch.autograd.Function):
+class _Minimize(torch.autograd.Function):
     @staticmethod
+    @no_autocast
     def forward(context: Any, x: Tensor, mask: Tensor, weight: float, tol: float, max_iter: int) -> Tensor:
         (estimate,) = in_chunks(
             lambda x, mask: _solve(x, mask, weight, tol, max_iter, states=False),
@@ -100,6 +100,7 @@ class _Minimise(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
+    @no_autocast
     def backward(context: Any, outgoing: Tensor) -> tuple[Tensor | None, ...]:
         (of_x,) = in_chunks(
             lambda *piece: (_adjoint(*piece, *context.settings),),
@@ -110,9 +111,9 @@ class _Minimise(torch.autograd.Function):
 
 
 def _solve(x: Tensor, mask: Tensor, weight: float, tol: float, max_iter: int, states: bool) -> tuple[Tensor, ...]:
-    """The estimates and, if asked for, the states they stand for on the common scale.
+    """The estimates and, if asked for, the final states on the common scale.
 
-    For small images on a CPU the same steps are in `kernels/variation.py`, compiled.
+    For small images on a CPU, `kernels/total_variation.py` takes the same steps in compiled loops.
     """
     solve = _compiled if kernels.suit(x) and x.shape[-2] <= kernels.LARGEST else _batched
     return solve(x, mask, weight, tol, max_iter, states)
@@ -121,14 +122,14 @@ def _solve(x: Tensor, mask: Tensor, weight: float, tol: float, max_iter: int, st
 def _compiled(
     x: Tensor, mask: Tensor, weight: float, tol: float, max_iter: int, states: bool
 ) -> tuple[Tensor, ...]:
-    from menet.kernels.variation import minimise_each
+    from menet.kernels.total_variation import minimize_each
 
     batch, height, width = x.shape
-    basis, frequencies = (part.to(x.dtype).numpy() for part in cosine_basis(width, x.device))
+    basis, frequencies = (part.to(x.dtype).numpy() for part in basis_and_frequencies(width, x.device))
     kept = batch if states else 0
     shapes = ((kept, height, width), (kept, height - 1, width), (kept, height, width - 1))
     estimate, state = torch.empty_like(x), tuple(x.new_empty(shape) for shape in shapes)
-    minimise_each(
+    minimize_each(
         x.numpy(),
         mask.numpy(),
         basis,
@@ -158,7 +159,7 @@ def _batched(
     result = [torch.empty_like(part) for part in found]
     index = torch.arange(len(x), device=x.device)
     running = torch.ones_like(index, dtype=torch.bool)
-    # A problem with flat parts may stand still for a while far from its end, so several checks must agree.
+    # A problem with flat parts may stall for a while far from its optimum, so several checks must agree.
     seen = x.new_full((CHECKS, len(x)), math.inf)
     for iteration in range(1, max_iter + 1):
         last = iteration == max_iter
@@ -167,8 +168,8 @@ def _batched(
             continue
         before = (state[0].clone(), state[1].clone(), state[2].clone())
         z, now = problem.settled(problem.advance(state))
-        resting = problem.movement(before, state) <= _movement(weight) * tol * now
-        calm = resting & (torch.cat([seen, now[None]]).diff(dim=0).abs() <= tol * now).all(0)
+        at_rest = problem.movement(before, state) <= _movement(weight) * tol * now
+        calm = at_rest & (torch.cat([seen, now[None]]).diff(dim=0).abs() <= tol * now).all(0)
         seen = torch.cat([seen[1:], now[None]])
         done = running if last else running & calm
         if not bool(done.any()):
@@ -176,7 +177,7 @@ def _batched(
         found = [torch.where(done, new, old) for new, old in zip((z, *state), found, strict=False)]
         running = running & ~done
         remaining = int(running.sum())
-        # Copying the chunk to leave out a few would cost more than carrying them along.
+        # Copying the chunk to drop a few problems would cost more than keeping them.
         if remaining <= 0.6 * len(running):
             found[0] *= problem.scale
             for whole, part in zip(result, found, strict=True):
@@ -202,8 +203,8 @@ def _batch_last(t: Tensor) -> Tensor:
 def _adjoint(x: Tensor, mask: Tensor, outgoing: Tensor, weight: float, tol: float, max_iter: int) -> Tensor:
     """The gradient at `x`.
 
-    It needs a state closer to its end than the estimate does, so it is found again, with a tenth of `tol`; the
-    estimate does not depend on whether gradients are asked for.
+    It needs a more accurate state than the estimate does, so the problem is solved again with a tenth of `tol`;
+    the estimate does not depend on whether gradients are asked for.
     """
     _, *state = _solve(x, mask, weight, tol / 10, max_iter, states=True)
-    return gradient_of_minimiser(x, mask, state, outgoing, weight)
+    return gradient_of_minimizer(x, mask, state, outgoing, weight)

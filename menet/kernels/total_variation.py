@@ -1,7 +1,7 @@
-"""`baselines/variation_solver.py` and its splitting for one image after another; see there for what they do.
+"""The solver of `baselines/total_variation` for one image after another; see `solver.py` there for the method.
 
-Differences between rows and between columns are kept with zeros before the first and after the last, so that
-loops run over whole rows. What a step needs to know of sizes is summed up while the step before writes them.
+Differences between rows and between columns are padded with a zero at both ends, so that loops run over whole
+rows. The norms that a step needs are summed up while the step before writes the entries.
 """
 
 import math
@@ -9,13 +9,13 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from menet.kernels.compiling import Array, Number, compiled, local_average
+from menet.kernels.compiling import Array, Number, compiled, inlined, local_average
 
 _CHECKS = 2
 
 
 @compiled
-def minimise_each(
+def minimize_each(
     x: Array,
     mask: NDArray[np.bool_],
     basis: Array,
@@ -24,11 +24,11 @@ def minimise_each(
     estimate: Array,
     states: tuple[Array, Array, Array],
 ) -> None:
-    """Solve each. In `basis` differences along a row are diagonal, with `frequencies`.
+    """Solve each problem. In `basis` the operator DᵀD along a row is diagonal, with `frequencies`.
 
-    The numbers of `settings` are weight, tol, max_iter, the steps of differences and of the residual, the
-    relaxation, how often to check, and how far a step may move the state at the end. `states` receives what the
-    estimates stand for on the common scale, if there is room for it.
+    `settings` holds weight, tol, max_iter, the step sizes of differences and of the residual, the relaxation, the
+    iterations between checks, and how far the last step may move the state. `states` receives the final states
+    on the common scale, unless it is empty.
     """
     weight, tol, max_iter, step_of_differences, step_of_residual, relaxation, check_every, movement = settings
     height, width = x.shape[1], x.shape[2]
@@ -43,7 +43,7 @@ def minimise_each(
     )
     rows, columns = np.empty((height + 1, width), kind), np.empty((height, width + 1), kind)
     of_rows, of_columns = np.empty(height + 1, kind), np.empty(width + 1, kind)
-    level, residual_level = kind.type(1 / step_of_differences), kind.type(1 / step_of_residual)
+    threshold, residual_threshold = kind.type(1 / step_of_differences), kind.type(1 / step_of_residual)
     ratio = kind.type(step_of_residual / (step_of_differences * weight))
     over, zero, one, least = kind.type(relaxation), kind.type(0), kind.type(1), kind.type(1e-24)
     inverses, turned = _pivots(height, frequencies, ratio), basis.T.copy()
@@ -59,23 +59,23 @@ def minimise_each(
         _differences(z, rows, columns, of_rows, of_columns)
         groups = max(1, height + width - 2)
         scale = kind.type(max(1.5 * (_sum_of_roots(of_rows) + _sum_of_roots(of_columns)) / groups, 1e-3))
-        square = _start(target, seen, z, scale, level, of_rows, of_columns, whole, rows, columns)
+        square = _start(target, seen, z, scale, threshold, of_rows, of_columns, whole, rows, columns)
         history[:] = np.inf
         for iteration in range(1, max_iter + 1):
-            # From squares of sizes to the shares that the proximal maps take off.
-            share = min(residual_level / math.sqrt(max(square, least)), one)
+            # From squared norms to the fractions that the proximal maps remove.
+            fraction = min(residual_threshold / math.sqrt(max(square, least)), one)
             for i in range(height + 1):
-                of_rows[i] = min(level / math.sqrt(max(of_rows[i], least)), one)
+                of_rows[i] = min(threshold / math.sqrt(max(of_rows[i], least)), one)
             for j in range(width + 1):
-                of_columns[j] = min(level / math.sqrt(max(of_columns[j], least)), one)
-            _reflect(target, seen, whole, rows, columns, share, of_rows, of_columns, one / ratio, right)
+                of_columns[j] = min(threshold / math.sqrt(max(of_columns[j], least)), one)
+            _reflect(target, seen, whole, rows, columns, fraction, of_rows, of_columns, one / ratio, right)
             np.dot(right, turned, spare)
             _solve(inverses, ratio, spare)
             np.dot(spare, basis, z)
             done = iteration == max_iter
             if done or iteration % check_every == 0:
-                # `spare` and `right` are free now, and the shares still known.
-                _settle(z, target, seen, share == one, spare)
+                # `spare` and `right` are free now, and the fractions still known.
+                _settle(z, target, seen, fraction == one, spare)
                 now = _objective(spare, target, seen, weight)
                 joined = _join(spare, of_rows, of_columns, right)
                 if joined:
@@ -90,10 +90,10 @@ def minimise_each(
                     history[check] = history[check + 1]
                 history[_CHECKS - 1] = now
                 if calm:
-                    square = _length(target, seen, z, share, ratio, of_rows, of_columns, whole, rows, columns)
+                    square = _length(target, seen, z, fraction, ratio, of_rows, of_columns, whole, rows, columns)
                     done = done or over * math.sqrt(square) <= movement * tol * now
             square = _relax(
-                target, seen, z, share, over, of_rows, of_columns, whole, rows, columns, line, squares
+                target, seen, z, fraction, over, of_rows, of_columns, whole, rows, columns, line, squares
             )
             if done:
                 break
@@ -107,7 +107,7 @@ def minimise_each(
             states[2][number] = columns[:, 1:width]
 
 
-@compiled
+@inlined
 def _pivots(height: int, frequencies: Array, ratio: Number) -> Array:
     """One over the pivots of ratio + frequency + DᵀD, tridiagonal along a column, for each frequency."""
     inverses = np.empty((height, len(frequencies)), frequencies.dtype)
@@ -121,7 +121,7 @@ def _pivots(height: int, frequencies: Array, ratio: Number) -> Array:
     return inverses
 
 
-@compiled
+@inlined
 def _solve(inverses: Array, ratio: Number, right: Array) -> None:
     """(1 + (frequency + DᵀD)/ratio)⁻¹ of each column, in its place."""
     height, width = right.shape
@@ -137,9 +137,9 @@ def _solve(inverses: Array, ratio: Number, right: Array) -> None:
             right[i, k] = (right[i, k] + right[i + 1, k]) * inverses[i, k]
 
 
-@compiled
+@inlined
 def _differences(z: Array, rows: Array, columns: Array, of_rows: Array, of_columns: Array) -> None:
-    """The differences between rows and between columns, and the squares of their sizes."""
+    """The differences between rows and between columns, and their squared norms."""
     height, width = z.shape
     rows[:] = 0
     columns[:] = 0
@@ -159,7 +159,7 @@ def _differences(z: Array, rows: Array, columns: Array, of_rows: Array, of_colum
             of_columns[j] += difference * difference
 
 
-@compiled
+@inlined
 def _sum_of_roots(squares: Array) -> float:
     total = 0.0
     for square in squares:
@@ -167,22 +167,22 @@ def _sum_of_roots(squares: Array) -> float:
     return total
 
 
-@compiled
+@inlined
 def _start(
     target: Array,
     seen: Array,
     z: Array,
     scale: Number,
-    level: Number,
+    threshold: Number,
     of_rows: Array,
     of_columns: Array,
     whole: Array,
     rows: Array,
     columns: Array,
 ) -> Number:
-    """Bring all to the common scale. The state is z and its differences, longer by what the first step cuts.
+    """Scale everything. The state is z and its differences, longer by what the first step removes.
 
-    Kept entries of z are those of the image, so no residual is left: its square is returned.
+    Observed entries of z are those of the image: the residual, whose square is returned, is zero.
     """
     height, width = z.shape
     for i in range(height):
@@ -192,35 +192,35 @@ def _start(
             whole[i, j] += seen[i, j] * (target[i, j] - whole[i, j])
     for i in range(height + 1):
         size = math.sqrt(of_rows[i]) / scale
-        longer = (1 + level / size) / scale if size > 1e-12 else 0.0
+        longer = (1 + threshold / size) / scale if size > 1e-12 else 0.0
         for j in range(width):
             rows[i, j] *= longer
         of_rows[i] *= longer * longer
     for j in range(width + 1):
         size = math.sqrt(of_columns[j]) / scale
-        longer = (1 + level / size) / scale if size > 1e-12 else 0.0
+        longer = (1 + threshold / size) / scale if size > 1e-12 else 0.0
         for i in range(height):
             columns[i, j] *= longer
         of_columns[j] *= longer * longer
     return target.dtype.type(0)
 
 
-@compiled
+@inlined
 def _reflect(
     target: Array,
     seen: Array,
     whole: Array,
     rows: Array,
     columns: Array,
-    share: Number,
+    fraction: Number,
     of_rows: Array,
     of_columns: Array,
     inverse: Number,
     right: Array,
 ) -> None:
-    """The right side of the system that joins the reflections of the residual and of all differences."""
+    """The right-hand side of the system that couples the reflections of the residual and of all differences."""
     height, width = whole.shape
-    twice, double = share + share, inverse + inverse
+    twice, double = fraction + fraction, inverse + inverse
     for i in range(height):
         above, below = inverse - double * of_rows[i], inverse - double * of_rows[i + 1]
         for j in range(width):
@@ -236,12 +236,12 @@ def _reflect(
             ) * columns[i, j + 1]
 
 
-@compiled
+@inlined
 def _relax(
     target: Array,
     seen: Array,
     z: Array,
-    share: Number,
+    fraction: Number,
     over: Number,
     of_rows: Array,
     of_columns: Array,
@@ -251,9 +251,9 @@ def _relax(
     line: Array,
     squares: Array,
 ) -> Number:
-    """The state after a step, in the place of the one before; shares become the squares of the new sizes.
+    """Replace the state by the one after a step, and fractions by the new squared norms.
 
-    Returns the square of the residual.
+    Returns the squared norm of the residual.
     """
     height, width = z.shape
     under = z.dtype.type(1) - over
@@ -261,12 +261,12 @@ def _relax(
     squares[:] = 0
     for i in range(height):
         for j in range(width):
-            cut = share * (whole[i, j] - target[i, j]) * seen[i, j]
+            cut = fraction * (whole[i, j] - target[i, j]) * seen[i, j]
             value = under * whole[i, j] + over * (z[i, j] + cut)
             whole[i, j] = value
             residual = (value - target[i, j]) * seen[i, j]
             square += residual * residual
-        # With its first entry twice, a row has a difference of zero before the first column.
+        # With its first entry repeated, a row has a zero difference before the first column.
         line[0] = z[i, 0]
         for j in range(width):
             line[j + 1] = z[i, j]
@@ -286,12 +286,12 @@ def _relax(
     return square
 
 
-@compiled
+@inlined
 def _length(
     target: Array,
     seen: Array,
     z: Array,
-    share: Number,
+    fraction: Number,
     ratio: Number,
     of_rows: Array,
     of_columns: Array,
@@ -299,28 +299,28 @@ def _length(
     rows: Array,
     columns: Array,
 ) -> Number:
-    """The square of the length of the step that `_relax` will take, without relaxation."""
+    """The squared length of the step that `_relax` will take, without relaxation."""
     height, width = z.shape
     one = z.dtype.type(1)
     total = z.dtype.type(0)
     for i in range(height):
         for j in range(width):
-            change = z[i, j] - whole[i, j] + share * (whole[i, j] - target[i, j]) * seen[i, j]
-            total += ratio * change * change
+            step = z[i, j] - whole[i, j] + fraction * (whole[i, j] - target[i, j]) * seen[i, j]
+            total += ratio * step * step
         for j in range(1, width):
-            change = z[i, j] - z[i, j - 1] - (one - of_columns[j]) * columns[i, j]
-            total += change * change
+            step = z[i, j] - z[i, j - 1] - (one - of_columns[j]) * columns[i, j]
+            total += step * step
     for i in range(1, height):
         stay = one - of_rows[i]
         for j in range(width):
-            change = z[i, j] - z[i - 1, j] - stay * rows[i, j]
-            total += change * change
+            step = z[i, j] - z[i - 1, j] - stay * rows[i, j]
+            total += step * step
     return total
 
 
-@compiled
+@inlined
 def _settle(z: Array, target: Array, seen: Array, exact: bool, out: Array) -> None:
-    """`z`, with kept entries put back if the step left no residual: there z only nears them."""
+    """`z`, with observed entries put back if the step left no residual: z only converges to them."""
     height, width = z.shape
     back = z.dtype.type(exact)
     for i in range(height):
@@ -328,9 +328,9 @@ def _settle(z: Array, target: Array, seen: Array, exact: bool, out: Array) -> No
             out[i, j] = z[i, j] + back * seen[i, j] * (target[i, j] - z[i, j])
 
 
-@compiled
+@inlined
 def _join(z: Array, of_rows: Array, of_columns: Array, out: Array) -> bool:
-    """`z` averaged over rows and columns whose difference is cut wholly; whether there were any such."""
+    """Average `z` over rows and columns whose difference was removed entirely; False if there are none."""
     height, width = z.shape
     some = False
     for i in range(1, height):
@@ -365,7 +365,7 @@ def _join(z: Array, of_rows: Array, of_columns: Array, out: Array) -> bool:
     return True
 
 
-@compiled
+@inlined
 def _objective(z: Array, target: Array, seen: Array, weight: float) -> float:
     height, width = z.shape
     square, variation = z.dtype.type(0), 0.0

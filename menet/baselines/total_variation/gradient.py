@@ -1,9 +1,9 @@
-"""How the image of least total variation moves with the pixels that were kept.
+"""The gradient of the minimizer with respect to the observed pixels.
 
-Near a minimiser the same rows and columns stay equal, and kept entries that came back unchanged stay so. Among
-such images the objective is smooth, and by the implicit function theorem a gradient takes one solution of
-H q = g, where H is its Hessian and g what flows back into the minimiser. It is found by conjugate gradients,
-which need no more of H than what it does to an image.
+Near a minimizer the same rows and columns stay equal, and observed entries that are unchanged stay so. Among such
+images the objective is smooth, and by the implicit function theorem a gradient takes one solution of H q = g,
+where H is the Hessian and g the gradient at the minimizer. It is found by conjugate gradients, which need only
+products with H.
 """
 
 from dataclasses import dataclass
@@ -13,26 +13,26 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from menet.baselines.variation_splitting import STEP_OF_DIFFERENCES, STEP_OF_RESIDUAL, Problem
+from menet.baselines.total_variation.splitting import STEP_OF_DIFFERENCES, STEP_OF_RESIDUAL, Problem
 
-TOLERANCE = 1e-4  # of what is left of g, in the norm that the preconditioner gives
+TOLERANCE = 1e-4  # of the residual relative to g, in the norm of the preconditioner
 MAX_ITERATIONS = 400
 CHECK_EVERY = 8
-SHORTEST = 1e-6  # length of a difference that is told apart from none, on the common scale
+SHORTEST = 1e-6  # length of a difference that is distinguished from zero, on the common scale
 
 
-def gradient_of_minimiser(
+def gradient_of_minimizer(
     x: Tensor, mask: Tensor, state: list[Tensor], outgoing: Tensor, weight: float
 ) -> Tensor:
-    """What `outgoing`, the gradient at the minimiser in which `state` ended, is at `x`; all are `(b, h, w)`.
+    """The gradient at `x`, from `outgoing` at the minimizer with the final `state`; all are `(b, h, w)`.
 
-    Where kept entries come back unchanged, some in rows or columns that are equal, the minimiser has a kink: the
+    Where observed entries are unchanged, some in rows or columns that are equal, the minimizer has a kink: the
     gradient is then between those of the two sides.
     """
     hessian = Hessian.at(x, mask, state, weight)
     moved = _solve(hessian, hessian.project(outgoing).mul_(hessian.free))
     held = torch.where(hessian.free > 0, 0.0, outgoing - hessian(moved))
-    # Kept entries hold themselves; a dropped one that is equal to some is held by their mean.
+    # Observed entries determine themselves; a dropped one that equals some of them follows their mean.
     by_mean = (1 - hessian.kept) * held / hessian.project(hessian.kept).clamp(min=SHORTEST)
     through = torch.where(
         hessian.residual.factor > 0, hessian.residual.bend(moved * hessian.kept), held + hessian.project(by_mean)
@@ -48,10 +48,10 @@ class Norm(NamedTuple):
     dim: tuple[int, ...]
 
     @classmethod
-    def left_of(cls, part: Tensor, level: float, dim: tuple[int, ...], weight: float = 1.0) -> Self:
-        """Of what the proximal map leaves of `part`, which is shorter by `level`."""
+    def shrunk(cls, part: Tensor, threshold: float, dim: tuple[int, ...], weight: float = 1.0) -> Self:
+        """At the result of the proximal map of `part`, which is shorter by `threshold`."""
         size = torch.linalg.vector_norm(part, dim=dim, keepdim=True)
-        factor = torch.where(size > level, weight / (size - level).clamp(min=SHORTEST), 0.0)
+        factor = torch.where(size > threshold, weight / (size - threshold).clamp(min=SHORTEST), 0.0)
         return cls(part / size.clamp(min=1e-12), factor, dim)
 
     def bend(self, part: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ class Norm(NamedTuple):
 
 @dataclass(frozen=True)
 class Hessian:
-    """The objective's at a minimiser, in the space of images in which the same rows and columns are equal."""
+    """The Hessian of the objective at a minimizer, on the images in which the same rows and columns are equal."""
 
     rows: Norm
     columns: Norm
@@ -75,16 +75,16 @@ class Hessian:
     joining_rows: Tensor  # averages over equal rows, (b, h, h)
     joining_columns: Tensor
     kept: Tensor
-    free: Tensor  # 1 where entries move by themselves, 0 where unchanged ones hold them
+    free: Tensor  # 1 where entries can move, 0 where unchanged observed ones determine them
 
     @classmethod
     def at(cls, x: Tensor, mask: Tensor, state: list[Tensor], weight: float) -> Self:
         whole, rows, columns = state
         problem = Problem(x.permute(1, 2, 0).contiguous(), mask.permute(1, 2, 0).contiguous(), weight)
         kept = mask.to(x.dtype)
-        of_rows = Norm.left_of(rows, 1 / STEP_OF_DIFFERENCES, (2,), weight)
-        of_columns = Norm.left_of(columns, 1 / STEP_OF_DIFFERENCES, (1,), weight)
-        residual = Norm.left_of((whole - problem.x.permute(2, 0, 1)) * kept, 1 / STEP_OF_RESIDUAL, (1, 2))
+        of_rows = Norm.shrunk(rows, 1 / STEP_OF_DIFFERENCES, (2,), weight)
+        of_columns = Norm.shrunk(columns, 1 / STEP_OF_DIFFERENCES, (1,), weight)
+        residual = Norm.shrunk((whole - problem.x.permute(2, 0, 1)) * kept, 1 / STEP_OF_RESIDUAL, (1, 2))
         joining_rows, joining_columns = _joining(of_rows.factor[:, :, 0]), _joining(of_columns.factor[:, 0])
         alone = joining_rows @ kept @ joining_columns == 0
         free = (alone | (residual.factor > 0)).to(x.dtype)
@@ -107,11 +107,11 @@ class Hessian:
         return whole
 
     def project(self, z: Tensor) -> Tensor:
-        """The nearest image in that space."""
+        """The projection onto that space."""
         return self.joining_rows @ z @ self.joining_columns
 
     def keep(self, which: Tensor) -> Self:
-        """Go on with some of the problems only."""
+        """Continue with some of the problems only."""
         return type(self)(
             self.rows.keep(which),
             self.columns.keep(which),
@@ -124,7 +124,7 @@ class Hessian:
 
 
 def _solve(hessian: Hessian, right: Tensor) -> Tensor:
-    """Conjugate gradients, each problem until little is left of it, preconditioned by the diagonal."""
+    """Conjugate gradients, preconditioned by the diagonal; each problem stops by itself."""
     diagonal = hessian.project(hessian.diagonal())
     scaling = torch.where(diagonal > 0, 1 / diagonal, 0.0)
     left, found = right.clone(), torch.zeros_like(right)
@@ -147,7 +147,7 @@ def _solve(hessian: Hessian, right: Tensor) -> Tensor:
             continue
         goes_on = (running & (size > goal)).flatten() & (not last)
         remaining = int(goes_on.sum())
-        # Copying to leave out a few would cost more than carrying them along.
+        # Copying to drop a few problems would cost more than keeping them.
         if remaining <= 0.7 * len(index):
             result[index] = found
             if not remaining:
@@ -159,7 +159,7 @@ def _solve(hessian: Hessian, right: Tensor) -> Tensor:
 
 
 def _joining(factors: Tensor) -> Tensor:
-    """The matrices that average over stretches of equal neighbours, `(b, n, n)` of factors `(b, n − 1)`."""
+    """The matrices that average over runs of equal neighbors, `(b, n, n)` for factors `(b, n − 1)`."""
     stretch = pad((factors > 0).cumsum(1), (1, 0))
     same = (stretch[:, :, None] == stretch[:, None, :]).to(factors.dtype)
     return same / same.sum(2, keepdim=True)

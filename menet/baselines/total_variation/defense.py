@@ -1,4 +1,4 @@
-"""Total-variation minimisation (Guo, Rana, Cissé & van der Maaten, 2018): drop pixels, smooth over the gaps."""
+"""The defense: drop pixels, then fill the gaps by total-variation minimization."""
 
 from typing import Any, ClassVar
 
@@ -7,17 +7,17 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from menet import masks
-from menet.baselines.variation_solver import total_variation
+from menet.baselines.total_variation.solver import total_variation
 from menet.errors import ConfigurationError
 from menet.preprocessed import Gradient, Preprocessed
 
 
 class TotalVariation(Preprocessed):
-    """`classifier` behind total-variation minimisation from a share `p` of the entries, drawn afresh each time.
+    """Classify total-variation reconstructions from a random fraction `p` of the entries.
 
     The authors keep half of the entries and use λ = `weight` = 0.03 on ImageNet. They train the classifier on
-    such reconstructions, and so does training here. `gradient="exact"` is that of the minimiser and of the final
-    clipping to [0, 1]; dropped entries then have gradient zero.
+    reconstructions, as training here does. `gradient="exact"` is that of the minimizer and of the final clipping
+    to [0, 1]; dropped entries have gradient zero.
     """
 
     name: ClassVar[str] = "total-variation"
@@ -32,9 +32,9 @@ class TotalVariation(Preprocessed):
     ) -> None:
         super().__init__(classifier, gradient, seed)
         if not 0 <= p <= 1:
-            raise ConfigurationError(f"p is {p}; accepted are probabilities from 0 to 1")
+            raise ConfigurationError(f"expected p in [0, 1], got {p}")
         if not weight > 0:
-            raise ConfigurationError(f"weight is {weight}; accepted are numbers above 0")
+            raise ConfigurationError(f"expected weight > 0, got {weight}")
         self.p, self.weight = p, weight
 
     def preprocess(
