@@ -16,9 +16,9 @@ from torch.nn import functional
 from menet import models
 from menet.attacks import FGSM, PGD, SPSA, ThreatModel
 from menet.attacks.ascent import FixedStep
-from menet.attacks.eot import ROWS, ExpectedLoss
+from menet.attacks.base import Queries
+from menet.attacks.eot import MAX_BATCH, ExpectedLoss
 from menet.attacks.losses import CrossEntropy
-from menet.attacks.query import Queries
 
 THREAT = ThreatModel("linf", 0.3)
 
@@ -37,17 +37,18 @@ def main(repeats: int = 15, digits: int = 100, samples: int = 2048, steps: int =
         few = images[:20], labels[:20]
         many, single = _alternate(max(3, repeats // 3), _pgd_step(model, *few, draws=20), _pgd_step(model, *few))
         _show("step over 20 draws / 20 single steps", many / (20 * single), 1.0)
-        print(f"  {'largest pass of a step over 20 draws':<40} {_largest_pass(model, *few)} images (bar {ROWS})")
+        largest = _largest_pass(model, *few)
+        print(f"  {'largest pass of a step over 20 draws':<40} {largest} images (bar {MAX_BATCH})")
     _spsa(digits, samples, steps)
 
 
 def _pgd_step(model: nn.Module, images: Tensor, labels: Tensor, draws: int = 1) -> Callable[[], object]:
-    objective = ExpectedLoss(Queries(model, labels), CrossEntropy(), labels, draws=draws)
+    oracle = ExpectedLoss(Queries(model, labels), CrossEntropy(), labels, draws=draws)
     rule = FixedStep(THREAT, images, 0.01)
 
     def step() -> Tensor:
-        losses, gradient = objective.gradient(images)
-        return rule(images, gradient, losses)
+        losses, gradient = oracle.gradient(images)
+        return rule.step(images, gradient, losses)
 
     return step
 

@@ -1,13 +1,13 @@
 """Auto-PGD (Croce and Hein 2020): PGD with momentum that chooses its own step sizes."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from menet.attacks.ascent import Rule
-from menet.attacks.base import Task
-from menet.attacks.kinds import Images, Losses
+from menet.attacks.ascent import StepRule
+from menet.attacks.base import Images, Losses, Task, wide
 from menet.attacks.pgd import PGD
 from menet.attacks.threat import ThreatModel
 from menet.errors import ConfigurationError
@@ -15,27 +15,29 @@ from menet.errors import ConfigurationError
 
 @dataclass(frozen=True, kw_only=True)
 class APGD(PGD):
-    """PGD that halves an example's step, and returns to its best iterate, when the loss stops rising.
+    """PGD that halves an example's step size, and returns to its best iterate, when the loss stops rising.
 
     Unlike the reference implementation it compares iterates by the mean loss over all `eot` draws, not by the
-    last draw's, and returns the iterate with the highest mean loss whether or not one draw was fooled.
+    last draw's, and returns the iterate of highest mean loss whether or not one draw was fooled.
     """
+
+    title: ClassVar[str] = "APGD"
 
     steps: int = 100
     threshold: float = 0.75
-    """Halve the step when no more than this share of the steps since the last check raised the loss (ρ)."""
+    """Halve the step when at most this fraction of the steps since the last check raised the loss (ρ)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.step_size is not None:
-            raise ConfigurationError(f"step_size is {self.step_size}, but APGD chooses its own; leave it out")
+            raise ConfigurationError(f"expected no step_size, got {self.step_size}: APGD adapts its own")
 
-    def rule(self, task: Task) -> Rule:
-        return _AdaptiveStep(self.threat, task.images, self.steps, self.threshold)
+    def step_rule(self, task: Task) -> StepRule:
+        return AdaptiveStep(self.threat, task.images, self.steps, self.threshold)
 
 
-class _AdaptiveStep:
-    """The state of one run; names in brackets are those of the publication's Algorithm 1."""
+class AdaptiveStep(StepRule):
+    """APGD's step; the symbols are those of the publication's Algorithm 1."""
 
     MOMENTUM = 0.75  # (α)
 
@@ -43,12 +45,12 @@ class _AdaptiveStep:
         self.threat, self.origin, self.threshold = threat, origin, threshold
         self.period, self.least_period = max(int(0.22 * steps), 1), max(int(0.06 * steps), 1)
         self.period_decrease = max(int(0.03 * steps), 1)
-        self.size = origin.new_full((len(origin), 1, 1, 1), 2 * threat.epsilon)  # (η)
+        self.size = origin.new_full((len(origin), 1, 1, 1), 2 * threat.reach(origin))  # (η)
         self.rises = origin.new_zeros(len(origin))
         self.since_check = 0
         self.first = True
 
-    def __call__(self, images: Images, gradient: Images, losses: Losses) -> Images:
+    def step(self, images: Images, gradient: Images, losses: Losses) -> Images:
         if self.first:
             self.before = images
             self.best, self.best_gradient, self.best_losses = images, gradient, losses
@@ -66,8 +68,8 @@ class _AdaptiveStep:
     def _review(self, images: Tensor, gradient: Tensor, losses: Tensor) -> tuple[Tensor, Tensor]:
         self.rises += losses > self.last_losses
         higher = losses > self.best_losses
-        self.best = torch.where(_wide(higher), images, self.best)
-        self.best_gradient = torch.where(_wide(higher), gradient, self.best_gradient)
+        self.best = torch.where(wide(higher), images, self.best)
+        self.best_gradient = torch.where(wide(higher), gradient, self.best_gradient)
         self.best_losses = torch.where(higher, losses, self.best_losses)
         self.since_check += 1
         if self.since_check < self.period:
@@ -76,14 +78,10 @@ class _AdaptiveStep:
         stuck = ~self.halved & (self.best_at_check >= self.best_losses)
         self.halved = oscillates | stuck
         self.best_at_check = self.best_losses
-        self.size = torch.where(_wide(self.halved), self.size / 2, self.size)
+        self.size = torch.where(wide(self.halved), self.size / 2, self.size)
         self.period = max(self.period - self.period_decrease, self.least_period)
         self.since_check, self.rises = 0, torch.zeros_like(self.rises)
         return (
-            torch.where(_wide(self.halved), self.best, images),
-            torch.where(_wide(self.halved), self.best_gradient, gradient),
+            torch.where(wide(self.halved), self.best, images),
+            torch.where(wide(self.halved), self.best_gradient, gradient),
         )
-
-
-def _wide(choice: Tensor) -> Tensor:
-    return choice.view(-1, 1, 1, 1)

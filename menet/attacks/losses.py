@@ -1,6 +1,6 @@
-"""What an adversary raises: one number per example, higher is worse for the classifier.
+"""Losses that attacks maximize: one number per example, higher is worse for the classifier.
 
-With `targets` given, a loss is high when the model answers the target class instead.
+With `targets`, a loss is high if the model predicts the target class instead.
 """
 
 import math
@@ -35,7 +35,7 @@ class CrossEntropy:
 class Margin:
     """The best other logit minus the label's (Carlini and Wagner), capped at `confidence`.
 
-    Positive exactly when the example is misclassified. Beyond the cap, the paper's κ, the gradient is zero.
+    Positive if and only if the example is misclassified. Beyond the cap, the paper's κ, the gradient is zero.
     With targets: the target's logit minus the best other one.
     """
 
@@ -60,8 +60,8 @@ class DLR:
         needed = 3 if targets is None else 4
         if logits.shape[1] < needed:
             raise ConfigurationError(
-                f"the {'' if targets is None else 'targeted '}DLR loss needs at least {needed} classes, "
-                f"the model has {logits.shape[1]}; use the margin loss"
+                f"expected a model of at least {needed} classes for the "
+                f"{'' if targets is None else 'targeted '}DLR loss, got {logits.shape[1]}; use the margin loss"
             )
         top = logits.topk(needed, dim=1).values
         own = _pick(logits, labels)
@@ -84,9 +84,9 @@ LOSSES: dict[str, type[CrossEntropy] | type[Margin] | type[DLR]] = {
 
 
 def build(name: str) -> Loss:
-    """The loss of that name, with its usual settings."""
+    """The loss of that name, with its default settings."""
     if name not in LOSSES:
-        raise ConfigurationError(f"loss is {name!r}; accepted are {', '.join(LOSSES)}")
+        raise ConfigurationError(f"unknown loss {name!r}; choose from {', '.join(LOSSES)}")
     return LOSSES[name]()
 
 

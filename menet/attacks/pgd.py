@@ -1,86 +1,127 @@
-"""Projected gradient descent (Madry et al. 2018), the attack most others are a variant of."""
+"""Projected gradient descent (Madry et al. 2018) and its closest variants: FGSM, and CW's loss in a ball."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from menet.attacks.ascent import Ascent, FixedStep, Keep, Objective, Rule, ascend
-from menet.attacks.base import Attack, Task
-from menet.attacks.eot import ROWS, ExpectedLoss
-from menet.attacks.losses import CROSS_ENTROPY, Loss
-from menet.attacks.result import AttackResult
+from menet.attacks.ascent import Ascent, FixedStep, Keep, LossOracle, StepRule, ascend
+from menet.attacks.base import Attack, AttackResult, Task
+from menet.attacks.eot import MAX_BATCH, ExpectedLoss
+from menet.attacks.losses import CROSS_ENTROPY, MARGIN_50, Loss
 from menet.attacks.threat import CIFAR10, ThreatModel
 from menet.errors import ConfigurationError
 
 
 @dataclass(frozen=True, kw_only=True)
 class PGD(Attack):
-    """Steps along the gradient's sign (its direction, for l2), each projected back into the threat model.
+    """Steps along the gradient's sign (its direction, for l2), each projected into the threat model.
 
-    On a ME-Net whose gradient is "bpda" this is the paper's BPDA attack; on one whose gradient is "exact" the
-    same with true gradients; with `eot` > 1 each step follows the gradient in expectation over that many
-    masks.
+    On a ME-Net whose gradient is "bpda" this is the paper's BPDA attack, on one whose gradient is "exact" the
+    same with true gradients. With `eot` > 1 each step follows the mean gradient over that many draws of the
+    model's randomness. Variants override `oracle` (the loss and its gradient) or `step_rule` (how to step).
     """
+
+    title: ClassVar[str] = "PGD"
 
     threat: ThreatModel = CIFAR10
     steps: int = 40
     step_size: float | None = None
-    """Length of a step, in pixels of the [0,1] scale; 2.5 · epsilon / steps if not given. The paper: 2/255,
-    and 0.01 for MNIST."""
+    """Length of a step, in pixels of the [0,1] scale; 2.5 · epsilon / steps by default. The paper: 2/255, and
+    0.01 for MNIST."""
     loss: Loss = CROSS_ENTROPY
     random_start: bool = True
     restarts: int = 1
     keep: Keep = "best"
-    """Return the iterate with the highest mean loss, or the last one."""
+    """Return the iterate of highest mean loss, or the last one."""
     eot: int = 1
-    """Independent draws of the model's randomness behind each gradient."""
-    rows: int = ROWS
-    """Most images in one forward pass."""
+    """Draws of the model's randomness that each gradient is averaged over."""
+    max_batch: int = MAX_BATCH
+    """Images in one forward pass, at most."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "restarts"):
             if getattr(self, name) < 1:
-                raise ConfigurationError(f"{name} is {getattr(self, name)}; it must be 1 or more")
+                raise ConfigurationError(f"expected {name} >= 1, got {getattr(self, name)}")
         if self.step_size is not None and not self.step_size > 0:
-            raise ConfigurationError(f"step_size is {self.step_size}; it must be above 0")
+            raise ConfigurationError(f"expected step_size > 0, got {self.step_size}")
         if self.restarts > 1 and not self.random_start:
-            raise ConfigurationError(f"restarts is {self.restarts} with random_start off: all would be the same")
+            raise ConfigurationError(
+                f"expected restarts = 1 without random_start, got {self.restarts}: all would be the same"
+            )
 
-    def objective(self, task: Task) -> Objective:
-        """What is raised; a variant of the attack may change the gradient here."""
-        return ExpectedLoss.of(task, self.loss, self.eot, self.rows)
+    def oracle(self, task: Task) -> LossOracle:
+        """The loss to maximize and its gradient."""
+        return ExpectedLoss.of(task, self.loss, self.eot, self.max_batch)
 
-    def rule(self, task: Task) -> Rule:
-        """How a step is taken."""
-        size = 2.5 * self.threat.epsilon / self.steps if self.step_size is None else self.step_size
+    def step_rule(self, task: Task) -> StepRule:
+        """How to step; made anew for every restart."""
+        size = 2.5 * self.threat.reach(task.images) / self.steps if self.step_size is None else self.step_size
         return FixedStep(self.threat, task.images, size)
 
     def run(self, task: Task) -> AttackResult:
-        objective = self.objective(task)
-        ascents = [self._ascend(task, objective) for _ in range(self.restarts)]
+        oracle = self.oracle(task)
+        ascents = [self._ascend(task, oracle) for _ in range(self.restarts)]
         images, winner = _highest(ascents)
-        trace = torch.stack([ascent.trace for ascent in ascents])
-        return AttackResult(
-            images=images,
-            queries=task.model.counts,
-            trace=trace[winner, :, torch.arange(len(winner))].T if task.trace else None,
+        history = torch.stack([ascent.loss_history for ascent in ascents])
+        return task.result(
+            images,
+            loss_history=history[winner, :, torch.arange(len(winner))].T if task.loss_history else None,
             restarts=torch.stack([ascent.images for ascent in ascents]) if self.restarts > 1 else None,
         )
 
-    def _ascend(self, task: Task, objective: Objective) -> Ascent:
+    def _ascend(self, task: Task, oracle: LossOracle) -> Ascent:
         start = task.images
         if self.random_start:
             start = self.threat.random_start(start, task.generator)
         return ascend(
-            objective,
+            oracle,
             start,
-            self.rule(task),
+            self.step_rule(task),
             steps=self.steps,
             keep=self.keep,
-            evaluate_last=task.trace or self.restarts > 1,
-            name=type(self).__name__,
+            evaluate_last=task.loss_history or self.restarts > 1,
+            title=self.title,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CW(PGD):
+    """PGD on Carlini and Wagner's margin loss, as Madry et al. and the paper's CW columns use it.
+
+    The paper's κ = 20 and κ = 50 are `loss=Margin(20)` and `loss=Margin(50)`. Their original minimum-norm
+    attack is `CWL2`.
+    """
+
+    title: ClassVar[str] = "CW (margin)"
+
+    loss: Loss = MARGIN_50
+
+
+@dataclass(frozen=True, kw_only=True)
+class FGSM(Attack):
+    """The fast gradient sign method (Goodfellow et al. 2015): one step of length epsilon, no random start."""
+
+    title: ClassVar[str] = "FGSM"
+
+    threat: ThreatModel = CIFAR10
+    loss: Loss = CROSS_ENTROPY
+    eot: int = 1
+    max_batch: int = MAX_BATCH
+
+    def run(self, task: Task) -> AttackResult:
+        one_step = PGD(
+            threat=self.threat,
+            steps=1,
+            step_size=self.threat.reach(task.images),
+            loss=self.loss,
+            random_start=False,
+            keep="last",
+            eot=self.eot,
+            max_batch=self.max_batch,
+        )
+        return one_step.run(task)
 
 
 def _highest(ascents: list[Ascent]) -> tuple[Tensor, Tensor]:

@@ -1,24 +1,27 @@
-"""What an adversary may do to an image: the norm, its size, and the range of pixels."""
+"""The threat model: a norm, a budget epsilon, and the pixel range."""
 
 import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from menet.attacks.kinds import Images, Losses
 from menet.errors import AttackError, ConfigurationError
 
 Norm = Literal["linf", "l2"]
+
+Images = Float[Tensor, "b c h w"]
+Distances = Float[Tensor, " b"]
 
 
 @dataclass(frozen=True)
 class ThreatModel:
     """All images within `epsilon` of the original in `norm` whose pixels lie in [low, high].
 
-    `epsilon` is in pixels of the [0,1] scale (8/255 for CIFAR-10, 0.3 for MNIST in the paper); `math.inf`
-    leaves the distance free, which only minimum-norm attacks accept.
+    `epsilon` is in pixels of the [0,1] scale (8/255 for CIFAR-10, 0.3 for MNIST in the paper). `math.inf`
+    means no budget, which only minimum-norm attacks accept.
     """
 
     norm: Norm = "linf"
@@ -28,56 +31,66 @@ class ThreatModel:
 
     def __post_init__(self) -> None:
         if self.norm not in get_args(Norm):
-            raise ConfigurationError(f"norm is {self.norm!r}; accepted are {', '.join(get_args(Norm))}")
+            raise ConfigurationError(f"unknown norm {self.norm!r}; choose from {', '.join(get_args(Norm))}")
         if not self.epsilon >= 0:
-            raise ConfigurationError(f"epsilon is {self.epsilon}; it must be 0 or more")
+            raise ConfigurationError(f"expected epsilon >= 0, got {self.epsilon}")
         if not self.low < self.high:
-            raise ConfigurationError(f"low is {self.low} and high is {self.high}; low must be below high")
+            raise ConfigurationError(f"expected low < high, got low {self.low} and high {self.high}")
 
     @property
     def bounded(self) -> bool:
-        """Whether `epsilon` limits anything."""
+        """Whether the budget is finite."""
         return math.isfinite(self.epsilon)
 
-    def distance(self, images: Images, origin: Images) -> Losses:
-        """How far each image is from its original, in the norm of the threat model."""
-        difference = (images - origin).flatten(1)
-        return difference.abs().amax(1) if self.norm == "linf" else difference.norm(dim=1)
+    def reach(self, images: Images) -> float:
+        """The largest distance that both epsilon and the pixel range allow.
+
+        Step sizes follow it rather than epsilon, which may be any number.
+        """
+        diameter = self.high - self.low
+        if self.norm == "l2":
+            diameter *= math.sqrt(images[0].numel())
+        return min(self.epsilon, diameter)
+
+    def distance(self, images: Images, origin: Images) -> Distances:
+        """The norm of each image's perturbation."""
+        perturbation = (images - origin).flatten(1)
+        return perturbation.abs().amax(1) if self.norm == "linf" else perturbation.norm(dim=1)
 
     def project(self, images: Images, origin: Images) -> Images:
-        """The allowed image on the way to `images`: nearest for linf, towards the original for l2.
+        """`images` projected into the ball, then clipped to the pixel range.
 
-        Clipping to the pixel range comes last; as the original is inside the range it never lengthens a
-        change.
+        The original is inside the range, so that clipping never lengthens a perturbation. For l2 the result of
+        both is not always the nearest allowed image.
         """
         if self.norm == "linf":
             inside = torch.clamp(images, origin - self.epsilon, origin + self.epsilon)
         else:
-            change = images - origin
-            inside = origin + change * (self.epsilon / _length(change)).clamp(max=1)
+            perturbation = images - origin
+            inside = origin + perturbation * (self.epsilon / _length(perturbation)).clamp(max=1)
         return inside.clamp(self.low, self.high)
 
     def random_start(self, origin: Images, generator: torch.Generator) -> Images:
         """A uniform draw from the ball around `origin`, clipped to the pixel range."""
-        blank = torch.empty(origin.shape, dtype=origin.dtype, device=generator.device)
+        noise = torch.empty(origin.shape, dtype=origin.dtype, device=generator.device)
         if self.norm == "linf":
-            change = blank.uniform_(-1, 1, generator=generator)
+            noise.uniform_(-1, 1, generator=generator)
         else:
-            change = blank.normal_(generator=generator)
+            noise.normal_(generator=generator)
             # The volume of a d-ball grows as radius^d, so a uniform draw has radius u^(1/d).
-            share = torch.empty_like(blank[:, :1, :1, :1]).uniform_(generator=generator)
-            change = change / _length(change) * share ** (1 / origin[0].numel())
-        return self.project(origin + self.epsilon * change.to(origin.device), origin)
+            volume = torch.empty_like(noise[:, :1, :1, :1]).uniform_(generator=generator)
+            noise = noise / _length(noise) * volume ** (1 / origin[0].numel())
+        return self.project(origin + self.reach(origin) * noise.to(origin.device), origin)
 
     def direction(self, gradient: Images) -> Images:
-        """The unit step that raises a linear loss most: signs for linf, the gradient's direction for l2."""
+        """The unit step of steepest ascent: signs for linf, the normalized gradient for l2."""
         return gradient.sign() if self.norm == "linf" else gradient / _length(gradient)
 
     def check(self, images: Images, origin: Images) -> None:
-        """Raise `AttackError`, naming the example, when any image left the ball or the range of pixels."""
+        """Raise `AttackError`, naming the example, if an image is outside the ball or the pixel range."""
         tolerance = 16 * torch.finfo(images.dtype).eps
         far = self.distance(images, origin) > self.epsilon * (1 + tolerance) + tolerance
-        # Written so that a pixel that is not a number counts as outside.
+        # Written so that a NaN pixel counts as outside.
         outside = ~((images >= self.low) & (images <= self.high)).flatten(1).all(1)
         if (far | outside).any():
             example = int((far | outside).nonzero()[0])
@@ -90,12 +103,18 @@ class ThreatModel:
 
 
 CIFAR10 = ThreatModel("linf", 8 / 255)
-"""The paper's threat model for CIFAR-10, the default of every attack within a ball."""
+"""The paper's threat model for CIFAR-10, the default of every attack with a budget."""
 
-SMALLEST_L2 = ThreatModel("l2", math.inf)
-"""Any change, as long as it is as short as can be found."""
+MINIMUM_L2 = ThreatModel("l2", math.inf)
+"""No budget: minimum-norm attacks look for the smallest l2 perturbation."""
 
 
-def _length(change: Tensor) -> Tensor:
-    smallest = torch.finfo(change.dtype).tiny
-    return change.flatten(1).norm(dim=1).clamp_min(smallest).view(-1, 1, 1, 1)
+def _length(vectors: Tensor) -> Tensor:
+    flat, limits = vectors.flatten(1), torch.finfo(vectors.dtype)
+    length = flat.norm(dim=1)
+    # Squares of very large components overflow, and those of very small ones vanish; scaled ones do neither.
+    extreme = ~length.isfinite() | (length < limits.tiny**0.5)
+    if extreme.any():
+        largest = flat.abs().amax(1).clamp_min(limits.tiny)
+        length = torch.where(extreme, largest * (flat / largest[:, None]).norm(dim=1), length)
+    return length.clamp_min(limits.tiny).view(-1, 1, 1, 1)

@@ -1,21 +1,24 @@
-"""Attacks made on one model and meant for another."""
+"""Transfer attacks: adversarial images crafted on a source model and evaluated on another."""
 
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from menet.attacks.base import Attack, Task
-from menet.attacks.kinds import Model
-from menet.attacks.result import AttackResult
+from torch import nn
+
+from menet.attacks.base import Attack, AttackResult, Model, Task
 from menet.attacks.threat import ThreatModel
 
 
 @dataclass(frozen=True)
 class Transfer(Attack):
-    """Run `attack` on `source`; the model it is called with is never asked, so `queries` are zero.
+    """Run `attack` on `source`; the attacked model is never queried, so `queries` are zero.
 
-    The paper's transfer setting takes an independently trained copy of the defended model as the source and
-    attacks that white-box.
+    In the paper's black-box setting the source is an independently trained surrogate, in its gray-box setting
+    ("limited access") the bare classifier behind the preprocessing. A source that is an `nn.Module` is moved
+    to the device of the images.
     """
+
+    title: ClassVar[str] = "transfer"
 
     attack: Attack
     source: Model = field(repr=False)
@@ -28,12 +31,6 @@ class Transfer(Attack):
         return self.attack.threat
 
     def run(self, task: Task) -> AttackResult:
-        return replace(task.hand_to(self.attack, self.source), queries=task.model.counts)
-
-
-def gray_box(attack: Attack, classifier: Model) -> Transfer:
-    """The paper's "limited access" setting: white-box on the network's weights, blind to the preprocessing.
-
-    To the adversary the bare classifier is the whole model; what it finds is transferred to the defended one.
-    """
-    return Transfer(attack, classifier)
+        if isinstance(self.source, nn.Module):
+            self.source.to(task.images.device)
+        return replace(task.delegate(self.attack, self.source), queries=task.model.counts)

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from conftest import Frozen
+from attack_models import Frozen
 from hypothesis import given, settings, strategies
 from torch import Tensor, nn
+from user_attacks import Brighter
 
 from menet.attacks import (
     APGD,
@@ -19,23 +20,24 @@ from menet.attacks import (
     NAMES,
     PGD,
     SPSA,
-    AfterPreprocessing,
+    TITLES,
     ApproximateInput,
     Attack,
     AutoAttack,
     AutoAttackRand,
     Boundary,
+    ClassifierOnly,
     CrossEntropy,
     HopSkipJump,
     Margin,
     MultiTargeted,
     ProjectedBPDA,
     Square,
-    Strongest,
     ThreatModel,
     Transfer,
+    WorstCase,
     build,
-    gray_box,
+    split_name,
 )
 from menet.errors import AttackError, ConfigurationError, MenetError
 
@@ -55,31 +57,30 @@ ATTACKS: dict[str, Callable[[ThreatModel], Attack]] = {
     "pgd": lambda threat: PGD(threat=threat, steps=3),
     "pgd, last iterate": lambda threat: PGD(threat=threat, steps=3, keep="last"),
     "pgd, restarts": lambda threat: PGD(threat=threat, steps=2, restarts=3),
-    "pgd, eot in small passes": lambda threat: PGD(threat=threat, steps=2, eot=3, rows=5),
+    "pgd, eot in small passes": lambda threat: PGD(threat=threat, steps=2, eot=3, max_batch=5),
     "pgd, dlr": lambda threat: PGD(threat=threat, steps=2, loss=DLR()),
     "pgd, targeted": lambda threat: MultiTargeted(PGD(threat=threat, steps=2), classes=2),
     "cw": lambda threat: CW(threat=threat, steps=3),
-    "cw-l2": lambda threat: CWL2(threat=threat, steps=10, searches=3, first_weight=1.0),
+    "cw-l2": lambda threat: CWL2(threat=threat, steps=10, binary_search_steps=3, initial_const=1.0),
     "boundary": lambda threat: Boundary(threat=threat, steps=12),
-    "hop-skip-jump": lambda threat: HopSkipJump(threat=threat, steps=1, first_evaluations=10),
-    "spsa": lambda threat: SPSA(threat=threat, steps=2, samples=16, rows=24),
+    "hop-skip-jump": lambda threat: HopSkipJump(threat=threat, steps=1, initial_evaluations=10),
+    "spsa": lambda threat: SPSA(threat=threat, steps=2, samples=16, max_batch=24),
     "spsa, stopping": lambda threat: SPSA(threat=threat, steps=2, samples=16, stop=0.0),
-    "square": lambda threat: Square(threat=threat, calls=10),
+    "square": lambda threat: Square(threat=threat, max_queries=10),
     "apgd-ce": lambda threat: APGD(threat=threat, steps=6, loss=CrossEntropy()),
     "apgd-dlr, eot": lambda threat: APGD(threat=threat, steps=4, loss=DLR(), eot=2),
-    "autoattack": lambda threat: AutoAttack(threat=threat, steps=3, calls=5),
+    "autoattack": lambda threat: AutoAttack(threat=threat, steps=3, max_queries=5),
     "autoattack-rand": lambda threat: AutoAttackRand(threat=threat, steps=2, eot=2),
     "projected bpda": lambda threat: ProjectedBPDA(threat=threat, steps=2),
     "approximate input": lambda threat: ApproximateInput(threat=threat, steps=2, reconstruct=blur),
-    "after preprocessing": lambda threat: AfterPreprocessing(
+    "classifier only": lambda threat: ClassifierOnly(
         threat=threat, steps=2, reconstruct=blur, classifier=other_network
     ),
     "transfer": lambda threat: Transfer(PGD(threat=threat, steps=2), other_network),
-    "gray box": lambda threat: gray_box(FGSM(threat=threat), other_network),
-    "strongest": lambda threat: Strongest((FGSM(threat=threat), PGD(threat=threat, steps=2))),
+    "worst case": lambda threat: WorstCase((FGSM(threat=threat), PGD(threat=threat, steps=2))),
 }
 NEEDS_DETERMINISM = {"boundary", "hop-skip-jump", "autoattack"}
-ASKS_ANOTHER_MODEL = {"after preprocessing", "transfer", "gray box"}
+ATTACKS_ANOTHER_MODEL = {"classifier only", "transfer"}
 THREATS = [ThreatModel("linf", 0.1), ThreatModel("l2", 1.5)]
 
 every_attack = pytest.mark.parametrize("make", ATTACKS.values(), ids=ATTACKS.keys())
@@ -102,11 +103,11 @@ def test_stays_in_the_threat_model(make, threat, plain, few):
     images, labels = few
     result = make(threat)(plain, images, labels, generator=generator())
     for found in result.candidates:
-        change = (found - images).flatten(1)
-        size = change.abs().amax(1) if threat.norm == "linf" else change.norm(dim=1)
+        perturbation = (found - images).flatten(1)
+        norms = perturbation.abs().amax(1) if threat.norm == "linf" else perturbation.norm(dim=1)
         assert found.shape == images.shape
         assert found.dtype == images.dtype
-        assert (size <= threat.epsilon + 2e-6).all()
+        assert (norms <= threat.epsilon + 2e-6).all()
         assert found.min() >= 0
         assert found.max() <= 1
     assert not result.images.requires_grad
@@ -197,10 +198,10 @@ def test_names_the_example_whose_logits_are_not_numbers(make, plain, few, reques
     images = images.clone()
     images[3, 0, :2, :2] = 0.8
     attack = make(THREATS[0])
-    if request.node.callspec.id in ASKS_ANOTHER_MODEL:
+    if request.node.callspec.id in ATTACKS_ANOTHER_MODEL:
         assert attack(broken, images, labels, generator=generator()).queries.sum() == 0
         return
-    with pytest.raises(AttackError, match=r"not numbers.* example 3$"):
+    with pytest.raises(AttackError, match=r"NaN for example 3$"):
         attack(broken, images, labels, generator=generator())
 
 
@@ -215,7 +216,7 @@ def test_counts_its_queries(make, plain, few, request):
 
     result = make(THREATS[0])(counted, images, labels, generator=generator())
     name = request.node.callspec.id
-    if name in ASKS_ANOTHER_MODEL:
+    if name in ATTACKS_ANOTHER_MODEL:
         assert result.queries.sum() == 0
         assert not rows
     elif name == "autoattack":
@@ -236,13 +237,13 @@ def test_refuses_what_is_not_a_batch_of_images_and_labels(make, plain, few):
     images, labels = few
     attack = make(THREATS[0])
     for arguments, message in [
-        ((images[0], labels), "images has shape"),
-        (((images * 255).to(torch.uint8), labels), "images has shape .*uint8"),
-        ((images * 2, labels), r"images has pixels .* example"),
-        ((images - math.nan, labels), "images has pixels"),
-        ((images, labels[:2]), "labels has shape"),
-        ((images, labels.float()), "labels has shape .*float32"),
-        ((images, labels - 10), "labels has class -"),
+        ((images[0], labels), "expected floating-point images"),
+        (((images * 255).to(torch.uint8), labels), "got torch.uint8"),
+        ((images * 2, labels), r"expected images with pixels from 0 to 1, got .* example"),
+        ((images - math.nan, labels), "expected images with pixels"),
+        ((images, labels[:2]), "expected labels of type int64"),
+        ((images, labels.float()), "expected labels of type int64 .*float32"),
+        ((images, labels - 10), "expected labels >= 0, got -"),
     ]:
         with pytest.raises(ConfigurationError, match=message):
             attack(plain, *arguments, generator=generator())
@@ -251,27 +252,28 @@ def test_refuses_what_is_not_a_batch_of_images_and_labels(make, plain, few):
 @every_attack
 def test_refuses_labels_the_model_does_not_know(make, plain, few):
     images, labels = few
-    with pytest.raises(ConfigurationError, match=r"labels has class 10, .* 0 to 9"):
+    with pytest.raises(ConfigurationError, match=r"expected labels from 0 to 9, .* got 10"):
         make(THREATS[0])(plain, images, torch.full_like(labels, 10), generator=generator())
 
 
 @every_attack
 def test_is_frozen_and_says_what_it_is(make):
     attack = make(THREATS[0])
-    assert "(" in repr(attack)
+    assert repr(attack).startswith(f"{type(attack).__name__}(")
+    assert "epsilon=0.1" in repr(attack)
     with pytest.raises(AttributeError):
-        attack.rows = 3
+        attack.max_batch = 3
 
 
 @pytest.mark.parametrize("name", sorted(NEEDS_DETERMINISM))
-def test_refuses_a_model_that_answers_differently_each_time(name, masked, few):
+def test_refuses_a_random_model(name, masked, few):
     images, labels = few
-    with pytest.raises(AttackError, match="answers the same image alike"):
+    with pytest.raises(AttackError, match="needs a deterministic model"):
         ATTACKS[name](THREATS[0])(masked, images, labels, generator=generator())
 
 
 def test_says_when_it_needs_a_generator(plain, few):
-    with pytest.raises(ConfigurationError, match="generator is missing"):
+    with pytest.raises(ConfigurationError, match="expected a generator, got None"):
         PGD(threat=THREATS[0])(plain, *few)
     FGSM(threat=THREATS[0])(plain, *few)
 
@@ -308,7 +310,7 @@ def test_projection_keeps_the_ball_and_what_is_inside(norm, epsilon, scale, seed
 def test_every_name_builds(name):
     needed = {
         "approximate-input": {"reconstruct": blur},
-        "after-preprocessing": {"reconstruct": blur, "classifier": other_network},
+        "classifier-only": {"reconstruct": blur, "classifier": other_network},
     }
     attack = build(name, epsilon=0.25, norm="l2", **needed.get(name, {}))
     assert attack.threat == ThreatModel("l2", 0.25)
@@ -317,15 +319,58 @@ def test_every_name_builds(name):
 @pytest.mark.parametrize(
     "name, settings, message",
     [
-        ("pdg", {}, "attack is 'pdg'; accepted are fgsm, pgd"),
-        ("pgd", {"stepps": 3}, "no setting 'stepps'; accepted are .*steps"),
-        ("pgd", {"loss": "hinge"}, "loss is 'hinge'; accepted are cross-entropy"),
-        ("pgd", {"steps": 0}, "steps is 0"),
-        ("pgd", {"epsilon": -1.0}, "epsilon is -1.0"),
-        ("spsa", {"samples": 5}, "samples is 5"),
+        ("pdg", {}, r"unknown attack 'pdg'; choose from fgsm, pgd, .* \(did you mean 'pgd'\?\)"),
+        (
+            "pgd",
+            {"stepps": 3},
+            r"unknown setting 'stepps' of attack 'pgd'; .* \(did you mean 'steps'\?\)",
+        ),
+        ("pgd", {"loss": "hinge"}, "unknown loss 'hinge'; choose from cross-entropy"),
+        ("pgd", {"steps": 0}, "expected steps >= 1, got 0"),
+        ("pgd", {"epsilon": -1.0}, "expected epsilon >= 0, got -1.0"),
+        ("spsa", {"samples": 5}, "expected an even number of samples >= 2, got 5"),
         ("approximate-input", {}, "needs the setting 'reconstruct'"),
+        ("menet.attacks:Nothing", {}, "expected an attack package.module:Class, got 'menet.attacks:Nothing'"),
+        ("no.such.module:PGD", {}, "No module named 'no'"),
+        ("menet.attacks:build", {}, "a dataclass derived from menet.attacks.Attack"),
+        ("user_attacks:Brighter", {"stepps": 1}, "unknown setting 'stepps' of attack 'user_attacks:Brighter'"),
     ],
 )
 def test_wrong_settings_are_explained(name, settings, message):
     with pytest.raises(MenetError, match=message):
         build(name, **settings)
+
+
+def test_an_attack_of_ones_own_builds_by_its_module_and_class(plain, few):
+    attack = build("user_attacks:Brighter", epsilon=0.2, amount=0.5)
+    assert attack == Brighter(threat=ThreatModel("linf", 0.2), amount=0.5)
+    result = attack(plain, *few)
+    assert torch.equal(result.images, (few[0] + 0.1).clamp(max=1))
+    assert (result.queries == 0).all()
+    assert attack.title == "Brighter"
+
+
+@pytest.mark.parametrize(
+    "text, name, rest",
+    [
+        ("pgd", "pgd", ""),
+        ("pgd:steps=3,eot=2", "pgd", "steps=3,eot=2"),
+        ("pdg:steps=3", "pdg", "steps=3"),
+        ("boundary:draws=fixed:10", "boundary", "draws=fixed:10"),
+        ("user_attacks:Brighter", "user_attacks:Brighter", ""),
+        ("a.b:Own:steps=3", "a.b:Own", "steps=3"),
+    ],
+)
+def test_a_name_is_split_from_its_settings(text, name, rest):
+    assert split_name(text) == (name, rest)
+
+
+def test_titles_are_distinct_and_those_of_the_classes():
+    assert TITLES["CWL2"] == CWL2.title == "CW-L2"
+    assert TITLES["CW"] == CW.title == "CW (margin)"
+    assert len(set(TITLES.values())) == len(TITLES)
+
+    class Variant(PGD):
+        pass
+
+    assert Variant.title == "Variant"

@@ -2,17 +2,17 @@
 
 import pytest
 import torch
-from conftest import RandomMasks, accuracy, network
+from attack_models import RandomMasks, accuracy, network
 from torch import Tensor
 
 from menet.attacks import APGD, DLR, PGD, AutoAttackRand, CrossEntropy, Margin, ThreatModel
+from menet.attacks.base import Queries
 from menet.attacks.eot import ExpectedLoss
-from menet.attacks.query import Queries
 from menet.errors import AttackError
 
 
-def expected(model, labels: Tensor, loss=None, draws: int = 3, rows: int = 512) -> ExpectedLoss:
-    return ExpectedLoss(Queries(model, labels), loss or CrossEntropy(), labels, draws=draws, rows=rows)
+def expected(model, labels: Tensor, loss=None, draws: int = 3, max_batch: int = 512) -> ExpectedLoss:
+    return ExpectedLoss(Queries(model, labels), loss or CrossEntropy(), labels, draws=draws, max_batch=max_batch)
 
 
 @pytest.fixture
@@ -23,18 +23,18 @@ def double(digits) -> tuple[RandomMasks, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("loss", [CrossEntropy(), Margin(), DLR()], ids=lambda loss: type(loss).__name__)
-@pytest.mark.parametrize("rows", [512, 4], ids=["one pass", "many passes"])
-def test_gradient_agrees_with_finite_differences_of_the_same_masks(loss, rows, double):
+@pytest.mark.parametrize("max_batch", [512, 4], ids=["one pass", "many passes"])
+def test_gradient_agrees_with_finite_differences_of_the_same_masks(loss, max_batch, double):
     model, images, labels = double
-    objective = expected(model, labels, loss, draws=7, rows=rows)
+    oracle = expected(model, labels, loss, draws=7, max_batch=max_batch)
     random = torch.Generator().manual_seed(0)
 
     def value(at: Tensor) -> Tensor:
         model.reseed(11)
-        return objective.value(at)
+        return oracle.value(at)
 
     model.reseed(11)
-    losses, gradient = objective.gradient(images)
+    losses, gradient = oracle.gradient(images)
     torch.testing.assert_close(losses, value(images))
     for _ in range(5):
         direction = torch.randn(images.shape, generator=random, dtype=images.dtype)
@@ -53,8 +53,8 @@ def test_draws_are_independent_and_their_mean_is_taken(double):
     assert not torch.equal(single[0][1], single[1][1])
 
 
-@pytest.mark.parametrize("rows, draws, batch", [(8, 20, 5), (3, 7, 5), (512, 2, 5), (1, 1, 5), (5, 6, 1)])
-def test_no_forward_pass_is_larger_than_rows(rows, draws, batch, digits):
+@pytest.mark.parametrize("max_batch, draws, batch", [(8, 20, 5), (3, 7, 5), (512, 2, 5), (1, 1, 5), (5, 6, 1)])
+def test_no_forward_pass_is_larger_than_max_batch(max_batch, draws, batch, digits):
     images, labels = digits
     sizes = []
 
@@ -63,15 +63,17 @@ def test_no_forward_pass_is_larger_than_rows(rows, draws, batch, digits):
         return rows.flatten(1)[:, 300:310]
 
     queries = Queries(model, labels[:batch])
-    ExpectedLoss(queries, CrossEntropy(), labels[:batch], draws=draws, rows=rows).gradient(images[:batch])
-    assert max(sizes) <= rows
+    ExpectedLoss(queries, CrossEntropy(), labels[:batch], draws=draws, max_batch=max_batch).gradient(
+        images[:batch]
+    )
+    assert max(sizes) <= max_batch
     assert sum(sizes) == draws * batch
     assert (queries.counts == draws).all()
 
 
 def test_a_model_without_gradients_is_explained(digits):
     images, labels = digits
-    with pytest.raises(AttackError, match="use a score or decision attack"):
+    with pytest.raises(AttackError, match="not differentiable"):
         PGD(threat=ThreatModel("linf", 0.1))(
             lambda rows: rows.round().detach().flatten(1)[:, :10],
             images[:2],
@@ -112,10 +114,10 @@ def test_autoattack_rand_is_not_weaker_than_the_reference_on_a_random_model(mask
 def test_iterates_are_compared_by_their_mean_loss(masked, some):
     images, labels = some[0][:20], some[1][:20]
     attack = APGD(threat=ThreatModel("linf", 0.1), steps=10, eot=5)
-    result = attack(masked, images, labels, generator=torch.Generator().manual_seed(0), trace=True)
-    assert result.trace.shape == (11, 20)
+    result = attack(masked, images, labels, generator=torch.Generator().manual_seed(0), loss_history=True)
+    assert result.loss_history.shape == (11, 20)
     assert (result.queries == 11 * 5).all()
-    best = result.trace.amax(0)
-    assert (best >= result.trace[-1]).all()
+    best = result.loss_history.amax(0)
+    assert (best >= result.loss_history[-1]).all()
     fresh = expected(masked, labels, draws=50).value(result.images)
     assert (fresh - best).abs().mean() < 0.5 * best.mean()

@@ -3,7 +3,7 @@
 import numpy
 import pytest
 import torch
-from conftest import EPSILON, LINF, Frozen, accuracy
+from attack_models import EPSILON, LINF, Frozen, accuracy
 from torch import Tensor
 
 from menet.attacks import (
@@ -122,13 +122,14 @@ def test_cw_in_a_ball_agrees_with_foolboxs_steps_on_the_same_loss(plain, many):
     assert abs(accuracy(plain, ours.images, many[1]) - theirs) <= POINT
 
 
-def test_cw_l2_finds_changes_as_small_as_others(plain, some):
+@pytest.mark.slow
+def test_cw_l2_finds_perturbations_as_small_as_others(plain, some):
     from art.attacks.evasion import CarliniL2Method
     from foolbox import PyTorchModel
     from foolbox.attacks import DDNAttack
 
     images, labels = some[0][:20], some[1][:20]
-    attack = CWL2(steps=120, searches=5, step_size=0.05, first_weight=0.1)
+    attack = CWL2(steps=120, binary_search_steps=5, step_size=0.05, initial_const=0.1)
     ours = attack(plain, images, labels, generator=generator())
     arts = CarliniL2Method(
         art_classifier(plain),
@@ -188,7 +189,7 @@ def test_square_is_the_reference_where_that_succeeds(masked, some):
     from pyautoattack.square import SquareAttack
 
     model = Frozen(masked)
-    ours = Square(threat=LINF, calls=60)(model, *some, generator=generator())
+    ours = Square(threat=LINF, max_queries=60)(model, *some, generator=generator())
     with torch.random.fork_rng(devices=[]):
         theirs = SquareAttack(model, norm="Linf", n_queries=60, eps=EPSILON, seed=0).perturb(*some)
     assert abs(accuracy(model, ours.images, some[1]) - accuracy(model, theirs, some[1])) <= 4 * POINT

@@ -1,0 +1,97 @@
+"""Attacks made of others: the worst case over several attacks, or over several target classes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from menet.attacks.base import Attack, AttackResult, Task
+from menet.attacks.eot import MAX_BATCH, ExpectedLoss
+from menet.attacks.losses import Margin
+from menet.attacks.threat import ThreatModel
+from menet.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class WorstCase(Attack):
+    """Run every attack, and keep for each example the image with the highest margin.
+
+    Candidates are compared by their mean margin over `draws` fresh draws of the model, not by the draws on which
+    the attacks saw them succeed.
+    """
+
+    title: ClassVar[str] = "worst case"
+
+    attacks: tuple[Attack, ...]
+    draws: int = 1
+    max_batch: int = MAX_BATCH
+
+    minimum_norm: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not self.attacks or any(attack.threat != self.threat for attack in self.attacks):
+            threats = ", ".join(str(attack.threat) for attack in self.attacks) or "none"
+            raise ConfigurationError(f"expected one or more attacks with the same threat model, got {threats}")
+
+    @property
+    def threat(self) -> ThreatModel:
+        return self.attacks[0].threat
+
+    def run(self, task: Task) -> AttackResult:
+        return worst_case(task, [task.delegate(attack) for attack in self.attacks], self.draws, self.max_batch)
+
+
+@dataclass(frozen=True)
+class MultiTargeted(Attack):
+    """Run `attack` towards each of the likeliest wrong classes, and keep the image with the highest margin.
+
+    With `APGD(loss=DLR())` inside this is the APGD-T of AutoAttack. To choose the classes yourself, call the
+    attack with `targets=`.
+    """
+
+    title: ClassVar[str] = "multi-targeted"
+
+    attack: Attack
+    classes: int = 9
+    """How many wrong classes to try; all of them if the model has fewer."""
+    draws: int = 1
+    """Draws of the model's randomness behind the ranking of classes and the comparison of candidates."""
+    max_batch: int = MAX_BATCH
+
+    targetable: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.classes < 1:
+            raise ConfigurationError(f"expected classes >= 1, got {self.classes}")
+
+    @property
+    def threat(self) -> ThreatModel:
+        return self.attack.threat
+
+    def run(self, task: Task) -> AttackResult:
+        with torch.no_grad():
+            logits = torch.stack([task.model(task.images) for _ in range(self.draws)]).mean(0)
+        wrong = logits.scatter(1, task.labels[:, None], -torch.inf)
+        ranked = wrong.argsort(1, descending=True)[:, : min(self.classes, logits.shape[1] - 1)]
+        results = [task.delegate(self.attack, targets=targets) for targets in ranked.unbind(1)]
+        return worst_case(task, results, self.draws, self.max_batch)
+
+
+def worst_case(task: Task, results: Sequence[AttackResult], draws: int, max_batch: int) -> AttackResult:
+    """For each example, the image of `results` with the highest mean margin on the task's model."""
+    candidates = torch.cat([result.candidates for result in results])
+    margin = ExpectedLoss.of(task, Margin(), draws, max_batch)
+    winner = torch.stack([margin.value(images) for images in candidates]).argmax(0)
+    return task.result(
+        candidates[winner, torch.arange(len(winner), device=winner.device)],
+        queries=torch.stack([result.queries for result in results]).sum(0) + task.model.counts,
+        restarts=candidates,
+        unusable_gradients=_in_all([result.unusable_gradients for result in results]),
+    )
+
+
+def _in_all(flags: Sequence[Tensor | None]) -> Tensor | None:
+    known = [one for one in flags if one is not None]
+    return torch.stack(known).all(0) if known else None
