@@ -1,32 +1,39 @@
 """Evaluations one can trust: records, accuracies with intervals, an audit, and a certificate."""
 
 from menet.distributed import Worker
-from menet.evaluation.accuracy import CRITERIA, Accuracy, accuracies, accuracy, restart_accuracies
-from menet.evaluation.attack_words import Assignment, assign
-from menet.evaluation.audit import audit
+from menet.evaluation.accuracy import (
+    CRITERIA,
+    Accuracy,
+    Comparison,
+    accuracies,
+    accuracy,
+    compare,
+    mcnemar,
+    restart_accuracies,
+)
+from menet.evaluation.attack_spec import AttackRun, FixedDraws, parse_attack
+from menet.evaluation.audit import AuditSettings, Finding, audit
 from menet.evaluation.certify import CertificateSettings, certified_accuracies, certified_radius, certify
-from menet.evaluation.checks.subject import AuditSettings, Finding
-from menet.evaluation.compare import Comparison, compare, mcnemar
 from menet.evaluation.intervals import bounded_mean, clopper_pearson
 from menet.evaluation.records import Records, read, read_folder
-from menet.evaluation.runner import Settings, evaluate
-from menet.evaluation.scoring import Outcome, score
+from menet.evaluation.runner import EvaluationSettings, evaluate
+from menet.evaluation.scoring import Scores, score
 
 __all__ = [
     "CRITERIA",
     "Accuracy",
-    "Assignment",
+    "AttackRun",
     "AuditSettings",
     "CertificateSettings",
     "Comparison",
+    "EvaluationSettings",
     "Finding",
-    "Outcome",
+    "FixedDraws",
     "Records",
-    "Settings",
+    "Scores",
     "Worker",
     "accuracies",
     "accuracy",
-    "assign",
     "audit",
     "bounded_mean",
     "certified_accuracies",
@@ -36,6 +43,7 @@ __all__ = [
     "compare",
     "evaluate",
     "mcnemar",
+    "parse_attack",
     "read",
     "read_folder",
     "restart_accuracies",

@@ -1,4 +1,4 @@
-"""Accuracies from rows, each with an interval over the examples."""
+"""Accuracies from rows, each with an interval over the examples, and paired comparisons of two models."""
 
 import sys
 from collections.abc import Sequence
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
+from scipy.stats import binom
 
 from menet.errors import ConfigurationError, RecordError
 from menet.evaluation.intervals import CONFIDENCE, bounded_mean, clopper_pearson
@@ -15,17 +16,17 @@ Criterion = Literal["single", "expected", "vote", "mean", "worst"]
 Images = Literal["clean", "adversarial"]
 
 CRITERIA: dict[Criterion, str] = {
-    "single": "one fresh mask",
-    "expected": "expected over masks",
-    "vote": "majority of masks",
-    "mean": "mean logits of masks",
-    "worst": "worst of the masks",
+    "single": "single draw",
+    "expected": "expected over draws",
+    "vote": "majority vote over draws",
+    "mean": "mean logits over draws",
+    "worst": "worst case over draws",
 }
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """One number with the interval that goes with it."""
+    """An accuracy with its confidence interval."""
 
     images: str
     """clean or adversarial; restarts for the criteria over restarts."""
@@ -36,7 +37,7 @@ class Accuracy:
     high: float
     examples: int
     interval: str
-    """clopper-pearson (yes or no per example) or chernoff-hoeffding (a share per example)."""
+    """clopper-pearson (correct or not per example) or chernoff-hoeffding (a fraction per example)."""
     confidence: float = CONFIDENCE
 
 
@@ -67,15 +68,15 @@ def accuracies(records: Records, tops: Sequence[int] = (1, 5), confidence: float
 
 
 def restart_accuracies(records: Records, confidence: float = CONFIDENCE) -> list[Accuracy]:
-    """Accuracies over the restarts of an attack, each image scored on fresh masks.
+    """Accuracies over the restarts of an attack, each image scored on fresh draws.
 
-    `hard`: right for every restart (under each mask it was scored on), the paper's criterion; `expected`: the
-    mean over restarts and masks.
+    `hard`: correct for every restart (under each draw it was scored on), the paper's criterion; `expected`: the
+    mean over restarts and draws.
     """
-    masks = records.evaluation["scoring"]["restart_masks"]
+    draws = records.evaluation["scoring"]["restart_draws"]
     if not records.rows or not all("restarts" in row for row in records.rows):
-        raise RecordError(f"the records of {records.label!r} have no restarts in every row")
-    fooled = np.array([row["restarts"] for row in records.rows], float) / masks
+        raise RecordError(f"expected restarts in every row of {records.label!r}; attack with restarts=2 or more")
+    fooled = np.array([row["restarts"] for row in records.rows], float) / draws
     return [
         _accuracy((fooled == 0).all(1).astype(float), "restarts", "hard", 1, confidence, binary=True),
         _accuracy(1 - fooled.mean(1), "restarts", "expected", 1, confidence, binary=False),
@@ -85,13 +86,13 @@ def restart_accuracies(records: Records, confidence: float = CONFIDENCE) -> list
 def correctness(
     rows: Sequence[Row], images: Images = "adversarial", criterion: Criterion = "expected", top: int = 1
 ) -> np.ndarray:
-    """How right each row is: 0 or 1, or for `expected` the share of masks under which it is right."""
+    """Whether each row is correct, 0 or 1; for `expected` the fraction of draws that are."""
     if not rows:
-        raise RecordError("there are no rows to take an accuracy from")
+        raise RecordError("expected at least one row to compute an accuracy from, got none")
     if top < 1:
-        raise ConfigurationError(f"top is {top}; it must be 1 or more")
+        raise ConfigurationError(f"expected top >= 1, got {top}")
     if images not in get_args(Images):
-        raise ConfigurationError(f"images is {images!r}; accepted are {', '.join(get_args(Images))}")
+        raise ConfigurationError(f"unknown images {images!r}; choose from {', '.join(get_args(Images))}")
     if criterion == "mean":
         return np.array([row[images]["mean"]["rank"] < top for row in rows], float)
     if criterion == "vote":
@@ -103,18 +104,76 @@ def correctness(
         return right.mean(1)
     if criterion == "worst":
         return right.all(1).astype(float)
-    raise ConfigurationError(f"criterion is {criterion!r}; accepted are {', '.join(get_args(Criterion))}")
+    raise ConfigurationError(f"unknown criterion {criterion!r}; choose from {', '.join(get_args(Criterion))}")
 
 
 def vote_rank(predictions: Sequence[int], label: int) -> int:
     """How many classes have more votes than `label`, or as many and a lower number, as `MENet.vote` decides.
 
-    A class without a vote has no place, so it is not among the top five by chance.
+    A class without a vote has no rank, so it is not among the top five by chance.
     """
     votes = np.bincount(predictions, minlength=label + 1)
     if not votes[label]:
         return sys.maxsize
     return int((votes > votes[label]).sum() + (votes[:label] == votes[label]).sum())
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A paired comparison: on how many examples only one of two models is correct, and how likely by chance."""
+
+    examples: int
+    only_first: int
+    only_second: int
+    p_value: float
+    """Of the exact McNemar test, two-sided: small when the models differ."""
+
+    @property
+    def difference(self) -> float:
+        """The first model's accuracy minus the second's."""
+        return (self.only_first - self.only_second) / self.examples
+
+
+def mcnemar(only_first: int, only_second: int) -> float:
+    """The p-value of the exact two-sided McNemar test.
+
+    If both models are equally good, an example that only one gets right is equally likely to be either's.
+    """
+    if only_first < 0 or only_second < 0:
+        raise ConfigurationError(f"expected counts >= 0, got {only_first} and {only_second}")
+    both = only_first + only_second
+    return min(1.0, 2 * float(binom.cdf(min(only_first, only_second), both, 0.5)))
+
+
+def compare(
+    first: Records,
+    second: Records,
+    images: Images = "adversarial",
+    criterion: Criterion = "vote",
+    top: int = 1,
+) -> Comparison:
+    """Compare two models on the examples of one dataset that both have rows of.
+
+    `expected` gives fractions, which McNemar's test does not apply to; use `single`, its unbiased estimate.
+    """
+    if criterion == "expected":
+        raise ConfigurationError("cannot compare by criterion 'expected'; choose from single, vote, mean, worst")
+    for name in ("name", "split"):
+        one, other = (records.evaluation["dataset"][name] for records in (first, second))
+        if one != other:
+            raise RecordError(f"expected records of one dataset, got {name} {one!r} and {other!r}")
+    rows = {row["index"]: row for row in second.rows}
+    pairs = [(row, rows[row["index"]]) for row in first.rows if row["index"] in rows]
+    if not pairs:
+        raise RecordError("expected records with examples in common, got none")
+    for one, other in pairs:
+        if one["label"] != other["label"]:
+            raise RecordError(
+                f"expected equal labels, got {one['label']} and {other['label']} for example {one['index']}"
+            )
+    correct = [correctness(side, images, criterion, top) > 0 for side in zip(*pairs, strict=True)]
+    only_first, only_second = int((correct[0] & ~correct[1]).sum()), int((correct[1] & ~correct[0]).sum())
+    return Comparison(len(pairs), only_first, only_second, mcnemar(only_first, only_second))
 
 
 def _accuracy(

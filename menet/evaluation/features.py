@@ -1,4 +1,4 @@
-"""The vectors before a network's last layer, for the images that an evaluation kept (t-SNE, class distances)."""
+"""Penultimate features of the images that an evaluation kept as snapshots (t-SNE, class distances)."""
 
 import json
 import os
@@ -13,9 +13,10 @@ from torch import nn
 
 from menet import seeding
 from menet.errors import RecordError
-from menet.evaluation import description
-from menet.evaluation.pictures import unpack
+from menet.evaluation import provenance
 from menet.evaluation.records import Records, shard_path
+from menet.evaluation.scoring import evaluation_mode
+from menet.evaluation.snapshots import unpack
 from menet.files import write_atomically
 from menet.seeding import reseed
 
@@ -25,7 +26,7 @@ _ARRAYS = ("labels", "clean", "adversarial")
 
 @dataclass(frozen=True)
 class Features:
-    """Penultimate vectors of clean images and of what one attack made of them, by example."""
+    """Penultimate features of clean and adversarial images, by example."""
 
     label: str
     """The attack."""
@@ -35,31 +36,31 @@ class Features:
 
 
 @torch.no_grad()
-def features_of(model: nn.Module, records: Records, batch: int = 256) -> Features:
-    """The vectors of `model` for the pictures in `records`, under one fresh mask each.
+def features_of(model: nn.Module, records: Records, batch_size: int = 256) -> Features:
+    """The features of `model` for the snapshots in `records`, under one fresh draw each.
 
     `model` must have `features(images)`, as all networks of `menet.models` and their defenses do.
     """
-    kept = [row for row in records.rows if "pictures" in row]
+    kept = [row for row in records.rows if "snapshots" in row]
     if not kept:
-        raise RecordError(
-            f"the records of {records.label!r} have no pictures; evaluate with some to have features"
-        )
+        raise RecordError(f"expected snapshots in the records of {records.label!r}, got none; evaluate with some")
     if not hasattr(model, "features"):
-        raise RecordError(f"a {type(model).__name__} has no method `features`")
-    if description.weights_hash(model) != records.evaluation["model"]["weights"]:
+        raise RecordError(f"expected a model with a method `features`, got a {type(model).__name__}")
+    if provenance.weights_hash(model) != records.evaluation["model"]["weights"]:
         raise RecordError(f"the records of {records.label!r} are of another model")
     reseed(model, seeding.batch_seed(int(records.evaluation["seed"]), "pictures", records.label, 0))
+    device = next(model.parameters(), torch.empty(0)).device
     vectors = {}
-    for kind in ("clean", "adversarial"):
-        images = torch.stack([unpack(row["pictures"][kind]["image"]) for row in kept])
-        found = [model.features(part) for part in images.split(batch)]  # type: ignore[operator]
-        vectors[kind] = torch.cat(found).float().numpy()
+    with evaluation_mode(model):
+        for kind in ("clean", "adversarial"):
+            images = torch.stack([unpack(row["snapshots"][kind]["image"]) for row in kept])
+            found = [model.features(part.to(device)) for part in images.split(batch_size)]  # type: ignore[operator]
+            vectors[kind] = torch.cat(found).float().cpu().numpy()
     return Features(records.label, np.array([row["label"] for row in kept]), **vectors)
 
 
 def save_features(features: Features, folder: str | os.PathLike[str]) -> Path:
-    """Write the vectors beside the records they belong to."""
+    """Write features beside the records they belong to."""
     path = Path(str(shard_path(folder, features.label)).removesuffix(".rank0.jsonl") + SUFFIX)
     arrays = {name: np.ascontiguousarray(getattr(features, name)) for name in _ARRAYS}
     write_atomically(path, save(arrays, {"menet": json.dumps({"label": features.label})}))
@@ -67,7 +68,7 @@ def save_features(features: Features, folder: str | os.PathLike[str]) -> Path:
 
 
 def load_features(path: str | os.PathLike[str]) -> Features:
-    """The vectors that `save_features` wrote."""
+    """The features that `save_features` wrote."""
     try:
         with safe_open(path, "np") as file:
             label = json.loads(file.metadata()["menet"])["label"]
@@ -75,5 +76,5 @@ def load_features(path: str | os.PathLike[str]) -> Features:
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise RecordError(f"{path} does not hold features: {' '.join(str(error).split())}") from error
     if not (found.labels.ndim == 1 and found.clean.shape == found.adversarial.shape and found.clean.ndim == 2):
-        raise RecordError(f"{path} holds features of shapes that do not belong together")
+        raise RecordError(f"{path} holds features whose shapes do not match")
     return found

@@ -1,4 +1,4 @@
-"""Confidence intervals that hold for any number of examples, without an approximation."""
+"""Confidence intervals that hold for any number of examples, without approximation."""
 
 import math
 from collections.abc import Callable
@@ -39,13 +39,13 @@ def upper_bound(successes: int, trials: int, alpha: float) -> float:
 def bounded_mean(mean: float, examples: int, confidence: float = CONFIDENCE) -> Interval:
     """An interval for the mean of independent values in [0, 1], whatever their distribution.
 
-    Clopper–Pearson is exact for yes-or-no outcomes only; the share of masks under which an example is right
-    is none. This one inverts the Chernoff–Hoeffding bound P ≤ exp(−n·kl(mean, μ)) (Hoeffding 1963, theorem 1):
+    Clopper–Pearson is for yes-or-no outcomes only; the fraction of draws that classify an example correctly is
+    not one. This one inverts the Chernoff–Hoeffding bound P ≤ exp(−n·kl(mean, μ)) (Hoeffding 1963, theorem 1):
     it always holds, is never wider than Hoeffding's usual interval, and about 1.4 times as wide as
     Clopper–Pearson where both apply.
     """
     if not 0 <= mean <= 1:
-        raise ConfigurationError(f"mean is {mean}; accepted are 0 to 1")
+        raise ConfigurationError(f"expected 0 <= mean <= 1, got {mean}")
     _check(0, examples, confidence)
     budget = math.log(2 / (1 - confidence)) / examples
 
@@ -72,6 +72,8 @@ def _relative_entropy(p: float, q: float) -> float:
 
 def _check(successes: int, trials: int, confidence: float) -> None:
     if trials < 1 or not 0 <= successes <= trials:
-        raise ConfigurationError(f"successes is {successes} of {trials} trials; accepted are 0 to trials, from 1")
+        raise ConfigurationError(
+            f"expected 0 <= successes <= trials and trials >= 1, got {successes} of {trials}"
+        )
     if not 0 < confidence < 1:
-        raise ConfigurationError(f"confidence is {confidence}; accepted are numbers between 0 and 1")
+        raise ConfigurationError(f"expected 0 < confidence < 1, got {confidence}")

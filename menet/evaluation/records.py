@@ -2,22 +2,22 @@
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from menet.errors import RecordError
-from menet.evaluation import lines
+from menet.evaluation import jsonl
 
-FORMAT = "menet.records/1"
+FORMAT = "menet.records/2"
 
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Records:
-    """What one attack did to one model: the header, rows in the order of their index, and what was damaged."""
+    """What one attack did to one model: the header, rows sorted by index, and which lines were damaged."""
 
     header: dict[str, Any]
     rows: tuple[Row, ...]
@@ -25,7 +25,7 @@ class Records:
 
     @property
     def evaluation(self) -> dict[str, Any]:
-        """The part of the header that decides what the rows are."""
+        """The part of the header that determines the rows."""
         return self.header["evaluation"]
 
     @property
@@ -43,48 +43,25 @@ class Records:
 def read(*paths: str | os.PathLike[str], damaged: bool = False) -> Records:
     """The records in the shards `paths` of one evaluation, merged.
 
-    Any bad line is an error that names it (FILE:LINE). With `damaged=True` what is sound is used, and the bad
-    lines are named in `damage`; the header must be sound either way.
+    A bad line is an error that names it (FILE:LINE). With `damaged=True` bad lines are skipped and listed in
+    `damage`; the header must be intact either way.
     """
     if not paths:
-        raise RecordError("no record files were given")
-    header: dict[str, Any] | None = None
-    rows: dict[int, Row] = {}
-    faults: list[str] = []
-    for path in map(Path, paths):
-        if header is not None and _is_empty(path):
-            continue
-        own = _header_of(path)
-        if header is None:
-            header = own
-        difference = _difference(header["evaluation"], own["evaluation"])
-        if difference:
-            raise RecordError(f"{path} belongs to another evaluation than {paths[0]}: {difference}")
-        for line in _rows_of(path, own):
-            fault = line.fault
-            if fault is None and line.content["index"] in rows:
-                fault = f"repeats example {line.content['index']}"
-            if fault is None:
-                rows[line.content["index"]] = line.content
-            else:
-                faults.append(f"{path}:{line.number} {fault}")
-    if faults and not damaged:
-        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-        raise RecordError(f"{faults[0]}{more}; the sound rows are used only if asked for")
-    assert header is not None
-    return Records(header, tuple(rows[index] for index in sorted(rows)), tuple(faults))
+        raise RecordError("expected at least one record file, got none")
+    begun = [path for path in map(Path, paths) if not _is_empty(path)]
+    return _merged([_read_shard(path) for path in begun or [Path(paths[0])]], damaged)
 
 
 def read_folder(folder: str | os.PathLike[str], damaged: bool = False) -> dict[str, Records]:
     """All evaluations in a folder, by label, each merged from its shards."""
-    groups: dict[str, list[Path]] = {}
+    groups: dict[str, list[_ShardContent]] = {}
     for path in sorted(Path(folder).glob("*.rank*.jsonl")):
-        if _is_empty(path):
-            continue
-        groups.setdefault(str(_header_of(path)["evaluation"]["label"]), []).append(path)
+        if not _is_empty(path):
+            content = _read_shard(path)
+            groups.setdefault(str(content.evaluation["label"]), []).append(content)
     if not groups:
-        raise RecordError(f"{folder} holds no records (*.rank*.jsonl)")
-    return {label: read(*paths, damaged=damaged) for label, paths in groups.items()}
+        raise RecordError(f"expected records (*.rank*.jsonl) in {folder}, found none")
+    return {label: _merged(contents, damaged) for label, contents in groups.items()}
 
 
 def shard_path(folder: str | os.PathLike[str], label: str, rank: int = 0) -> Path:
@@ -93,7 +70,7 @@ def shard_path(folder: str | os.PathLike[str], label: str, rank: int = 0) -> Pat
 
 
 def shards(folder: str | os.PathLike[str], label: str) -> list[Path]:
-    """The shards of an evaluation that are there, whatever number of processes made them."""
+    """The existing shards of an evaluation, whatever number of processes wrote them."""
     pattern = re.compile(re.escape(_stem(label)) + r"\.rank\d+\.jsonl")
     folder = Path(folder)
     if not folder.is_dir():
@@ -102,39 +79,52 @@ def shards(folder: str | os.PathLike[str], label: str) -> list[Path]:
 
 
 class Shard:
-    """One process's file of an evaluation, opened to be begun or continued.
+    """One process's file of an evaluation, opened to begin or resume it.
 
-    `made` says with what rows are made (versions, hardware). When it differs from that of the rows before, a
+    `made` says what rows are made with (versions, hardware). Where it differs from that of the rows before, a
     line says so, since such rows may differ in their last digits.
     """
 
-    def __init__(self, path: Path, evaluation: Mapping[str, Any], made: Mapping[str, Any]) -> None:
-        self._file = lines.Appender(path)
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        evaluation: Mapping[str, Any],
+        made: Mapping[str, Any],
+        rank: int = 0,
+    ) -> None:
+        label = str(evaluation["label"])
+        path = shard_path(folder, label, rank)
+        self._file = jsonl.Appender(path)
         try:
-            if self._file.empty:
-                header = {"format": FORMAT, "evaluation": evaluation, "made": made}
-                self._file.append([header])
-            else:
-                self._continue(path, evaluation, made)
+            # A shard without a whole line belongs to a process that is about to write its header.
+            contents = [_read_shard(one) for one in shards(folder, label) if jsonl.has_line(one)]
+            _check_resumable(contents, evaluation)
+            own = next((content for content in contents if content.path == path), None)
+            if own is None:
+                self._file.append([{"format": FORMAT, "evaluation": evaluation, "made": made}])
+                own = _read_shard(path)
+            elif own.made != made:
+                self._file.append([{"made": made}])
         except BaseException:
             self._file.close()
             raise
+        self._header = own.header
+        self._rows, self._faults = _merge(contents)
 
-    def _continue(self, path: Path, evaluation: Mapping[str, Any], made: Mapping[str, Any]) -> None:
-        header = _header_of(path)
-        difference = _difference(header["evaluation"], evaluation)
-        if difference:
-            raise RecordError(
-                f"{path} belongs to another evaluation: {difference}; choose another folder or remove the file"
-            )
-        last = header["made"]
-        for line in lines.read(path):
-            last = line.content.get("made", last)
-        if last != made:
-            self._file.append([{"made": made}])
+    @property
+    def done(self) -> frozenset[int]:
+        """The examples that have a row in any shard."""
+        return frozenset(self._rows)
 
     def append(self, rows: Iterable[Row]) -> None:
+        """Write rows, on disk when this returns."""
+        rows = list(rows)
         self._file.append(rows)
+        self._rows.update((row["index"], row) for row in rows)
+
+    def records(self) -> Records:
+        """The rows found on opening and those appended since, without reading them again."""
+        return _records(self._header, self._rows, self._faults, damaged=False)
 
     def __enter__(self) -> "Shard":
         return self
@@ -143,56 +133,110 @@ class Shard:
         self._file.close()
 
 
-def present(folder: str | os.PathLike[str], label: str) -> set[int]:
-    """The examples that already have a row in any shard; damage other than a torn last line is an error."""
-    found = set()
-    for path in shards(folder, label):
-        for line in lines.read(path):
-            if line.number == 1 or "made" in line.content or (line.fault or "").startswith("is torn"):
-                continue
-            fault = line.fault or _fault_of(line.content, None)
-            if fault:
-                raise RecordError(f"{path}:{line.number} {fault}; remove the line to have it measured again")
-            found.add(line.content["index"])
-    return found
+class _ShardContent(NamedTuple):
+    path: Path
+    header: dict[str, Any]
+    made: dict[str, Any]
+    """What its last rows were made with."""
+    lines: list[jsonl.Line]
+
+    @property
+    def evaluation(self) -> dict[str, Any]:
+        return self.header["evaluation"]
+
+
+def _read_shard(path: Path) -> _ShardContent:
+    lines = jsonl.read(path)
+    header = _header(path, next(lines, None))
+    made, rows = header["made"], []
+    for line in lines:
+        if line.fault is None and "made" in line.content:
+            made = line.content["made"]
+        else:
+            rows.append(line._replace(fault=line.fault or _fault(line.content, header["evaluation"])))
+    return _ShardContent(path, header, made, rows)
+
+
+def _header(path: Path, line: jsonl.Line | None) -> dict[str, Any]:
+    if line is None:
+        raise RecordError(f"{path} is empty; expected a header in its first line")
+    if line.fault is not None:
+        raise RecordError(f"{path}:1 {line.fault}, and without its header the file cannot be used")
+    content, found = line.content, line.content.get("format")
+    if isinstance(found, str) and found.startswith("menet.records/") and found != FORMAT:
+        raise RecordError(
+            f"{path} has the format {found} of another version of menet, expected {FORMAT}: "
+            "run the evaluation again in another folder"
+        )
+    if not (
+        found == FORMAT
+        and isinstance(content.get("evaluation"), dict)
+        and isinstance(content.get("made"), dict)
+        and {"label", "start", "stop"} <= content["evaluation"].keys()
+    ):
+        raise RecordError(f"{path}:1 is not the header of an evaluation in the format {FORMAT}")
+    return content
+
+
+def _fault(row: Row, evaluation: Mapping[str, Any]) -> str | None:
+    for name in ("index", "label"):
+        if not isinstance(row.get(name), int) or isinstance(row[name], bool):
+            return f"has {name} = {row.get(name)!r:.40}, expected an integer"
+    if not evaluation["start"] <= row["index"] < evaluation["stop"]:
+        return f"has index {row['index']}, outside {evaluation['start']} to {evaluation['stop']}"
+    return None
+
+
+def _check_resumable(contents: Iterable[_ShardContent], evaluation: Mapping[str, Any]) -> None:
+    """Refuse shards of another evaluation, and damage other than a torn last line."""
+    for content in contents:
+        difference = _difference(content.evaluation, evaluation)
+        if difference:
+            raise RecordError(
+                f"{content.path} belongs to another evaluation: {difference}; "
+                "choose another folder or remove the file"
+            )
+        for line in content.lines:
+            if line.fault not in (None, jsonl.TORN):
+                raise RecordError(
+                    f"{content.path}:{line.number} {line.fault}; remove the line to have it measured again"
+                )
+
+
+def _merge(contents: Iterable[_ShardContent]) -> tuple[dict[int, Row], list[str]]:
+    rows: dict[int, Row] = {}
+    faults: list[str] = []
+    for content in contents:
+        for line in content.lines:
+            fault = line.fault
+            if fault is None and line.content["index"] in rows:
+                fault = f"repeats example {line.content['index']}"
+            if fault is None:
+                rows[line.content["index"]] = line.content
+            else:
+                faults.append(f"{content.path}:{line.number} {fault}")
+    return rows, faults
+
+
+def _merged(contents: Sequence[_ShardContent], damaged: bool) -> Records:
+    first = contents[0]
+    for content in contents[1:]:
+        difference = _difference(first.evaluation, content.evaluation)
+        if difference:
+            raise RecordError(f"{content.path} belongs to another evaluation than {first.path}: {difference}")
+    return _records(first.header, *_merge(contents), damaged)
+
+
+def _records(header: dict[str, Any], rows: dict[int, Row], faults: Sequence[str], damaged: bool) -> Records:
+    if faults and not damaged:
+        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+        raise RecordError(f"{faults[0]}{more}; pass damaged=True to use the intact rows")
+    return Records(header, tuple(rows[index] for index in sorted(rows)), tuple(faults))
 
 
 def _is_empty(path: Path) -> bool:
     # A process that was stopped before it wrote its header, or is about to write it.
     return path.is_file() and path.stat().st_size == 0
-
-
-def _header_of(path: Path) -> dict[str, Any]:
-    first = next(lines.read(path), None)
-    if first is None:
-        raise RecordError(f"{path} is empty; its first line should be a header")
-    if first.fault is None and not (
-        first.content.get("format") == FORMAT
-        and isinstance(first.content.get("evaluation"), dict)
-        and isinstance(first.content.get("made"), dict)
-        and {"label", "start", "stop"} <= first.content["evaluation"].keys()
-    ):
-        raise RecordError(f"{path}:1 is not the header of an evaluation in the format {FORMAT}")
-    if first.fault is not None:
-        raise RecordError(f"{path}:1 {first.fault}, and without its header nothing of the file can be used")
-    return first.content
-
-
-def _rows_of(path: Path, header: dict[str, Any]) -> Iterator[lines.Line]:
-    for line in lines.read(path):
-        if line.number == 1 or (line.fault is None and "made" in line.content):
-            continue
-        fault = line.fault or _fault_of(line.content, header["evaluation"])
-        yield line._replace(fault=fault)
-
-
-def _fault_of(row: Row, evaluation: Mapping[str, Any] | None) -> str | None:
-    for name in ("index", "label"):
-        if not isinstance(row.get(name), int) or isinstance(row[name], bool):
-            return f"has {name} = {row.get(name)!r:.40}, not a whole number"
-    if evaluation is not None and not evaluation["start"] <= row["index"] < evaluation["stop"]:
-        return f"is about example {row['index']}, outside {evaluation['start']} to {evaluation['stop']}"
-    return None
 
 
 def _difference(there: Any, here: Any, path: Sequence[str] = ()) -> str | None:

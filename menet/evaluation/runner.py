@@ -1,226 +1,254 @@
-"""Attack, score on fresh masks, and write rows: an evaluation that can be killed at any time and continued."""
+"""Attack a model, score it on fresh draws, and write one row per example; safe to interrupt and resume."""
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from menet import seeding
-from menet.attacks import AttackedBatch, AttackResult, attack_range
-from menet.attacks.eot import ROWS
+from menet.attacks import AttackResult
+from menet.attacks.base import is_deterministic
+from menet.attacks.eot import MAX_BATCH
 from menet.distributed import Worker
 from menet.errors import ConfigurationError
-from menet.evaluation import description
-from menet.evaluation.attack_words import Assignment
-from menet.evaluation.batches import range_of, work_through
-from menet.evaluation.pictures import portray
-from menet.evaluation.records import Records, Row, Shard, read, shard_path, shards
-from menet.evaluation.scoring import answers_alike, score
-from menet.seeding import reseed
+from menet.evaluation import provenance
+from menet.evaluation.attack_spec import AttackRun
+from menet.evaluation.records import Records, Row, Shard, read, shards
+from menet.evaluation.scoring import evaluation_mode, require_positive, score
+from menet.evaluation.snapshots import snapshot
+from menet.progress import reporting
+from menet.seeding import batch_seed, derive, reseed
+
+BATCH_SIZE = 100
 
 
 @dataclass(frozen=True)
-class Settings:
-    """How an evaluation is made; together with model, data and attack it decides every row but its seconds."""
+class EvaluationSettings:
+    """Settings of an evaluation; with model, data and attack they determine every row but its seconds."""
 
     start: int = 0
     stop: int | None = None
     """One past the last example; None for all."""
-    batch: int = 100
-    masks: int = 100
-    """Fresh masks that every image is scored on; 1 is enough, and taken, for a model that answers alike."""
-    restart_masks: int = 1
-    """Fresh masks for the outcome of each restart; the paper judges each on one."""
+    batch_size: int | None = None
+    """Examples attacked together, in batches at multiples of it; None for 100, or fewer where fewer are asked
+    for. A batch that the range cuts is attacked whole, so that its rows do not depend on the range."""
+    draws: int = 100
+    """Fresh random draws that score each image; a deterministic model is scored on 1."""
+    restart_draws: int = 1
+    """Fresh random draws that score each restart; the paper uses one."""
     seed: int = 0
-    rows: int = ROWS
-    """Most images in one forward pass."""
-    pictures: int = 0
-    """Keep the images of the first so many examples in their rows."""
-    trace: bool = False
+    max_batch: int = MAX_BATCH
+    """Largest number of images in one forward pass."""
+    snapshots: int = 0
+    """Keep the images of the first examples, this many, in their rows."""
+    loss_history: bool = False
     """Keep each example's loss at every step of the attack."""
 
     def __post_init__(self) -> None:
-        for name in ("batch", "masks", "restart_masks", "rows"):
-            if getattr(self, name) < 1:
-                raise ConfigurationError(f"{name} is {getattr(self, name)}; it must be 1 or more")
+        require_positive(self, "batch_size", "draws", "restart_draws", "max_batch")
 
 
 def evaluate(
     model: nn.Module,
     dataset: Any,
-    assignments: Sequence[Assignment],
+    attacks: Sequence[AttackRun],
     folder: str | os.PathLike[str],
-    settings: Settings = Settings(),  # noqa: B008 (frozen)
+    settings: EvaluationSettings = EvaluationSettings(),  # noqa: B008 (frozen)
     *,
     source: str = "",
     device: torch.device | str = "cpu",
-    place: Worker | None = None,
+    worker: Worker | None = None,
 ) -> dict[str, Records]:
-    """Make all rows that are not in `folder` yet, and return the records of each attack, by label.
+    """Write all rows that are not in `folder` yet, and return the records of each attack, by label.
 
-    Rows are appended batch by batch. What a batch holds depends on its place and the seed alone, so a killed
-    evaluation that is started again ends with the rows of one that was never killed. A process of several
-    returns what is there, without waiting for the others.
+    Rows are appended batch by batch. They depend only on the batch and the seed, so an evaluation that was
+    interrupted and resumed ends with the same rows as one that was not. Models are moved to `device`, used in
+    evaluation mode, and left in the mode they were in. One process of several returns the rows that are there,
+    without waiting for the others.
     """
-    place = place or Worker.from_environment()
-    if len({assignment.label for assignment in assignments}) < len(assignments):
-        raise ConfigurationError("attacks has the same words twice; each makes rows of its own")
-    model.eval().to(device)
-    range_of(settings.start, settings.stop, len(dataset))
-    masks = 1 if answers_alike(model, dataset.batch(slice(0, 8))[0].to(device)) else settings.masks
-    made = {"source": source, **description.of_machine(device)}
-    clean: dict[int, list[dict[str, Any]]] = {}
+    worker = worker or Worker.from_environment()
+    if len({run.label for run in attacks}) < len(attacks):
+        raise ConfigurationError("expected attacks with different labels, got one twice")
+    device = torch.device(device)
+    examples = range_of(settings.start, settings.stop, len(dataset))
+    batch_size = settings.batch_size or min(BATCH_SIZE, len(examples))
+    own = [index for index in examples if index // batch_size % worker.world == worker.rank]
+    models = [model, *(one for run in attacks for one in (run.model, run.source))]
+    made = {"source": source, **provenance.of_machine(device)}
     records = {}
-    for assignment in assignments:
-        evaluation = _evaluation(model, dataset, assignment, settings, masks)
-        with Shard(shard_path(folder, assignment.label, place.rank), evaluation, made) as shard:
-            work = _Work(model, dataset, assignment, settings, masks, torch.device(device), clean)
-            work.run(shard, Path(folder), place)
-        # Other processes may be writing: what of theirs is whole counts, the rest is missing for now.
-        records[assignment.label] = read(*shards(folder, assignment.label), damaged=place.world > 1)
+    with evaluation_mode(*models):
+        for one in models:
+            if isinstance(one, nn.Module):
+                one.to(device)
+        draws = 1 if is_deterministic(model, dataset.batch(slice(0, 8))[0].to(device)) else settings.draws
+        work = _Evaluation(model, dataset, settings, examples, batch_size, draws, device, clean={})
+        for run in attacks:
+            header = work.header(run)
+            with (
+                Shard(folder, header, made, worker.rank) as shard,
+                reporting(worker_title(run.label, worker), len(own)) as progress,
+            ):
+                progress.advance(len(shard.done.intersection(own)))
+                for first, missing in remaining(own, batch_size, shard.done):
+                    rows = work.rows(run, first, missing)
+                    shard.append(rows)
+                    correct = sum(row["adversarial"]["ranks"][0] == 0 for row in rows)
+                    progress.advance(len(rows), accuracy=correct / len(rows))
+                records[run.label] = records_of(shard, folder, run.label, worker)
     return records
 
 
-def _evaluation(
-    model: nn.Module, dataset: Any, assignment: Assignment, settings: Settings, masks: int
-) -> dict[str, Any]:
-    examples = range_of(settings.start, settings.stop, len(dataset))
-    threat = getattr(assignment.attack, "threat", None)
-    return {
-        "label": assignment.label,
-        "model": description.of_model(model),
-        "dataset": description.of_dataset(dataset),
-        "start": examples.start,
-        "stop": examples.stop,
-        "batch": settings.batch,
-        "attack": description.of_attack(assignment.attack),
-        "gradient": assignment.gradient,
-        "threat": description.plain(asdict(threat)) if threat is not None else None,
-        "scoring": {"masks": masks, "restart_masks": settings.restart_masks, "rows": settings.rows},
-        "seed": settings.seed,
-        "pictures": settings.pictures,
-        "trace": settings.trace,
-    }
-
-
 @dataclass(frozen=True)
-class _Work:
-    """One attack on one range of examples."""
+class _Evaluation:
+    """One model on one range of examples, under any attack."""
 
     model: nn.Module
     dataset: Any
-    assignment: Assignment
-    settings: Settings
-    masks: int
+    settings: EvaluationSettings
+    examples: range
+    batch_size: int
+    draws: int
     device: torch.device
     clean: dict[int, list[dict[str, Any]]]
-    """Answers for clean images by batch, the same for every attack."""
+    """Scores of clean images by batch, which all attacks share."""
 
-    def run(self, shard: Shard, folder: Path, place: Worker) -> None:
-        settings = self.settings
-        examples = range_of(settings.start, settings.stop, len(self.dataset))
-        work_through(
-            examples, settings.batch, self._rows, shard, folder, self.assignment.label, place, _survivors
-        )
-
-    def _rows(self, start: int, stop: int) -> list[Row]:
-        """The rows of the examples `start` to `stop`, which lie in one batch."""
-        settings, label = self.settings, self.assignment.label
-        first = start - start % settings.batch
-        end = min(first + settings.batch, len(self.dataset))
-        began = time.perf_counter()
-        (outcome,) = self._attacked(first, end)
-        seconds = (time.perf_counter() - began) / (end - first)
-        images, labels = (part.to(self.device) for part in self.dataset.batch(slice(first, end)))
-        used = {
-            purpose: seeding.batch_seed(settings.seed, purpose, label, first) for purpose in ("attack", "scoring")
+    def header(self, run: AttackRun) -> dict[str, Any]:
+        """All that determines the rows of an attack."""
+        settings, threat = self.settings, getattr(run.attack, "threat", None)
+        return {
+            "label": run.label,
+            "model": provenance.of_model(self.model),
+            "dataset": provenance.of_dataset(self.dataset),
+            "start": self.examples.start,
+            "stop": self.examples.stop,
+            "batch_size": self.batch_size,
+            "attack": provenance.of_attack(run.attack),
+            "gradient": run.gradient,
+            "fixed_draws": run.fixed_draws and run.fixed_draws._asdict(),
+            "threat": provenance.plain(asdict(threat)) if threat is not None else None,
+            "scoring": {
+                "draws": self.draws,
+                "restart_draws": settings.restart_draws,
+                "max_batch": settings.max_batch,
+            },
+            "seed": settings.seed,
+            "snapshots": settings.snapshots,
+            "loss_history": settings.loss_history,
         }
-        used["clean"] = seeding.batch_seed(settings.seed, "clean", "", first)
+
+    def rows(self, run: AttackRun, first: int, wanted: Sequence[int]) -> list[Row]:
+        """The rows of the examples `wanted`, which lie in the batch that begins at `first`."""
+        batch = slice(first, min(first + self.batch_size, len(self.dataset)))
+        images, labels = (part.to(self.device) for part in self.dataset.batch(batch))
+        seeds = {
+            "attack": batch_seed(self.settings.seed, "attack", run.label, first),
+            "scoring": batch_seed(self.settings.seed, "scoring", run.label, first),
+            "clean": batch_seed(self.settings.seed, "clean", "", first),
+        }
+        began = time.perf_counter()
+        result = self._attack(run, images, labels, first, seeds["attack"])
+        seconds = (time.perf_counter() - began) / len(images)
         if first not in self.clean:
-            self.clean[first] = self._scored(images, labels, used["clean"])
-        adversarial = self._scored(outcome.result.images, labels, used["scoring"])
-        extras = self._extras(outcome.result, images, labels, first)
-        change = _norms(outcome.result.images, images)
-        rows: list[Row] = []
-        for place in range(start - first, stop - first):
-            rows.append(
-                {
-                    "index": first + place,
-                    "label": int(labels[place]),
-                    "clean": self.clean[first][place],
-                    "adversarial": adversarial[place],
-                    "change": change[place],
-                    "queries": int(outcome.result.queries[place]),
-                    "failed": bool(outcome.result.failed[place]) if outcome.result.failed is not None else False,
-                    "seconds": round(seconds, 6),
-                    "seeds": used,
-                    **extras[place],
-                }
-            )
-        return rows
+            self.clean[first] = self._score(images, labels, seeds["clean"])
+        adversarial = self._score(result.images, labels, seeds["scoring"])
+        optional = self._optional(run, result, images, labels, first)
+        perturbation = _norms(result.images, images)
+        return [
+            {
+                "index": index,
+                "label": int(labels[index - first]),
+                "clean": self.clean[first][index - first],
+                "adversarial": adversarial[index - first],
+                "perturbation": perturbation[index - first],
+                "queries": int(result.queries[index - first]),
+                "failed": bool(result.failed[index - first]) if result.failed is not None else False,
+                "seconds": round(seconds, 6),
+                "seeds": seeds,
+                **optional[index - first],
+            }
+            for index in wanted
+        ]
 
-    def _attacked(self, first: int, end: int) -> Iterator[AttackedBatch]:
-        if self.assignment.source is not None:
-            reseed(
-                self.assignment.source,
-                seeding.batch_seed(self.settings.seed, "source", self.assignment.label, first),
-            )
-        return attack_range(
-            self.assignment.attack,
-            self.assignment.model,
-            self.dataset,
-            first,
-            end,
-            batch=self.settings.batch,
-            seed=seeding.evaluation_seed(self.settings.seed, "attack", self.assignment.label),
-            trace=self.settings.trace,
-            device=self.device,
-        )
+    def _attack(self, run: AttackRun, images: Tensor, labels: Tensor, first: int, seed: int) -> AttackResult:
+        if run.source is not None:
+            reseed(run.source, batch_seed(self.settings.seed, "source", run.label, first))
+        # Two streams: with one, a random start would follow the masks that the model is about to draw.
+        reseed(run.model, derive(seed, 0))
+        generator = torch.Generator().manual_seed(derive(seed, 1))
+        return run.attack(run.model, images, labels, generator=generator, loss_history=self.settings.loss_history)
 
-    def _scored(self, images: Tensor, labels: Tensor, seed: int) -> list[dict[str, Any]]:
+    def _score(self, images: Tensor, labels: Tensor, seed: int) -> list[dict[str, Any]]:
         reseed(self.model, seed)
-        return score(self.model, images, labels, self.masks, self.settings.rows).rows()
+        return score(self.model, images, labels, self.draws, self.settings.max_batch).rows()
 
-    def _extras(self, result: AttackResult, images: Tensor, labels: Tensor, first: int) -> list[Row]:
-        """What only some rows have: restarts, trace, pictures."""
-        settings, label = self.settings, self.assignment.label
-        extras: list[Row] = [{} for _ in images]
+    def _optional(
+        self, run: AttackRun, result: AttackResult, images: Tensor, labels: Tensor, first: int
+    ) -> list[Row]:
+        """The fields that only some rows have: restarts, loss history, snapshots."""
+        settings = self.settings
+        found: list[Row] = [{} for _ in images]
         if result.restarts is not None:
-            reseed(self.model, seeding.batch_seed(settings.seed, "restarts", label, first))
+            reseed(self.model, batch_seed(settings.seed, "restarts", run.label, first))
             fooled = torch.stack(
                 [
-                    (score(self.model, one, labels, settings.restart_masks, settings.rows).ranks > 0).sum(0)
+                    (score(self.model, one, labels, settings.restart_draws, settings.max_batch).ranks > 0).sum(0)
                     for one in result.restarts
                 ]
             )
-            for extra, counts in zip(extras, fooled.T.tolist(), strict=True):
-                extra["restarts"] = counts
-        if result.trace is not None:
-            for extra, losses in zip(extras, result.trace.T.tolist(), strict=True):
-                extra["trace"] = [float(f"{loss:.6g}") for loss in losses]
-        kept = max(0, min(settings.start + settings.pictures - first, len(images)))
+            for row, counts in zip(found, fooled.T.tolist(), strict=True):
+                row["restarts"] = counts
+        if result.loss_history is not None:
+            for row, losses in zip(found, result.loss_history.T.tolist(), strict=True):
+                row["loss_history"] = [float(f"{loss:.6g}") for loss in losses]
+        kept = max(0, min(settings.start + settings.snapshots - first, len(images)))
         if kept:
-            seed = seeding.batch_seed(settings.seed, "pictures", label, first)
-            portraits = portray(self.model, images[:kept], result.images[:kept], seed)
-            for extra, portrait in zip(extras, portraits, strict=False):
-                extra["pictures"] = portrait
-        return extras
+            seed = batch_seed(settings.seed, "pictures", run.label, first)
+            taken = snapshot(self.model, images[:kept], result.images[:kept], seed)
+            for row, one in zip(found, taken, strict=False):
+                row["snapshots"] = one
+        return found
 
 
-def _survivors(rows: list[Row]) -> dict[str, float | str]:
-    return {"accuracy": sum(row["adversarial"]["ranks"][0] == 0 for row in rows) / len(rows)}
+def range_of(start: int, stop: int | None, length: int) -> range:
+    """The examples `start` to `stop` (to the end if None) of `length`, at least one."""
+    end = length if stop is None else stop
+    if not 0 <= start < end <= length:
+        raise ConfigurationError(f"expected 0 <= start < stop <= {length}, got start {start} and stop {end}")
+    return range(start, end)
+
+
+def remaining(examples: Sequence[int], batch_size: int, done: Container[int]) -> Iterator[tuple[int, list[int]]]:
+    """The batches in which examples are not done: where each begins, and those examples.
+
+    Batches lie at multiples of `batch_size`, whatever the range.
+    """
+    missing = (index for index in examples if index not in done)
+    for number, indices in groupby(missing, lambda index: index // batch_size):
+        yield number * batch_size, list(indices)
+
+
+def records_of(shard: Shard, folder: str | os.PathLike[str], label: str, worker: Worker) -> Records:
+    """All rows that are there: those of `shard`, and what other processes have written meanwhile."""
+    if worker.world == 1:
+        return shard.records()
+    # Others may be writing: their whole lines count, the rest is missing for now.
+    return read(*shards(folder, label), damaged=True)
+
+
+def worker_title(label: str, worker: Worker) -> str:
+    """How progress is titled, with the rank where there are several processes."""
+    return label + (f" [{worker.rank}]" if worker.world > 1 else "")
 
 
 def _norms(images: Tensor, origin: Tensor) -> list[dict[str, float]]:
-    """How far each image was changed: linf and l2 in pixels of [0,1], l0 as the number of changed pixels."""
-    change = images - origin
-    flat = change.flatten(1)
-    pixels = (change != 0).any(1).flatten(1).sum(1)
+    """The norms of each perturbation: linf and l2 in pixels of [0,1], l0 as the number of perturbed pixels."""
+    perturbation = images - origin
+    flat = perturbation.flatten(1)
+    pixels = (perturbation != 0).any(1).flatten(1).sum(1)
     return [
         {"linf": linf, "l2": l2, "l0": l0}
         for linf, l2, l0 in zip(

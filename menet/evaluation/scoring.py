@@ -1,24 +1,26 @@
-"""How a model answers images over many fresh draws of its randomness."""
+"""What a model predicts over many fresh draws of its randomness."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
-from menet.attacks.eot import ROWS
-from menet.attacks.kinds import Model
+from menet.attacks.base import Model
+from menet.attacks.eot import MAX_BATCH
 from menet.errors import ConfigurationError, MenetError
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """The answers of `masks` draws for each image; ranks count from 0, the label's rank when it is predicted."""
+class Scores:
+    """The predictions of several draws for each image; ranks count from 0, the rank of a predicted label."""
 
-    predictions: Int[Tensor, "masks b"]
-    ranks: Int[Tensor, "masks b"]
-    """The place of the label when classes are ordered by their logits."""
+    predictions: Int[Tensor, "draws b"]
+    ranks: Int[Tensor, "draws b"]
+    """The position of the label when classes are sorted by their logits."""
     mean_prediction: Int[Tensor, " b"]
     mean_rank: Int[Tensor, " b"]
     mean_probability: Float[Tensor, " b"]
@@ -26,11 +28,11 @@ class Outcome:
 
     @property
     def accuracy(self) -> float:
-        """The share of draws and images that are right."""
+        """The fraction of draws and images that are classified correctly."""
         return (self.ranks == 0).double().mean().item()
 
     def rows(self) -> list[dict[str, Any]]:
-        """One plain description per image, as records hold it."""
+        """One dictionary of plain values per image, as records hold it."""
         return [
             {
                 "predictions": predictions,
@@ -50,21 +52,25 @@ class Outcome:
 
 @torch.no_grad()
 def score(
-    model: Model, images: Float[Tensor, "b c h w"], labels: Int[Tensor, " b"], masks: int, rows: int = ROWS
-) -> Outcome:
-    """Ask `model` about each image `masks` times; draws share forward passes of at most `rows` images.
+    model: Model,
+    images: Float[Tensor, "b c h w"],
+    labels: Int[Tensor, " b"],
+    draws: int,
+    max_batch: int = MAX_BATCH,
+) -> Scores:
+    """Classify each image `draws` times; draws share forward passes of at most `max_batch` images.
 
     The model draws from its own generator; the caller seeds it.
     """
-    if masks < 1 or rows < 1:
-        raise ConfigurationError(f"masks is {masks} and rows is {rows}; both must be 1 or more")
+    if draws < 1 or max_batch < 1:
+        raise ConfigurationError(f"expected draws >= 1 and max_batch >= 1, got {draws} and {max_batch}")
     parts = [
-        _score(model, images[start : start + rows], labels[start : start + rows], masks, rows)
-        for start in range(0, len(images), rows)
+        _score(model, images[start : start + max_batch], labels[start : start + max_batch], draws, max_batch)
+        for start in range(0, len(images), max_batch)
     ]
     if len(parts) == 1:
         return parts[0]
-    return Outcome(
+    return Scores(
         predictions=torch.cat([part.predictions for part in parts], 1),
         ranks=torch.cat([part.ranks for part in parts], 1),
         mean_prediction=torch.cat([part.mean_prediction for part in parts]),
@@ -73,20 +79,20 @@ def score(
     )
 
 
-def _score(model: Model, images: Tensor, labels: Tensor, masks: int, rows: int) -> Outcome:
-    together = max(1, rows // max(1, len(images)))
+def _score(model: Model, images: Tensor, labels: Tensor, draws: int, max_batch: int) -> Scores:
+    together = max(1, max_batch // max(1, len(images)))
     predictions, ranks = [], []
     total: Tensor | None = None
-    for done in range(0, masks, together):
-        draws = min(together, masks - done)
-        logits = model(images.repeat(draws, 1, 1, 1)).unflatten(0, (draws, len(images))).double()
+    for done in range(0, draws, together):
+        count = min(together, draws - done)
+        logits = model(images.repeat(count, 1, 1, 1)).unflatten(0, (count, len(images))).double()
         _require_numbers(logits)
         predictions.append(logits.argmax(-1))
         ranks.append(_ranks(logits, labels))
         total = logits.sum(0) if total is None else total + logits.sum(0)
     assert total is not None
-    mean = total / masks
-    return Outcome(
+    mean = total / draws
+    return Scores(
         predictions=torch.cat(predictions),
         ranks=torch.cat(ranks),
         mean_prediction=mean.argmax(-1),
@@ -95,10 +101,26 @@ def _score(model: Model, images: Tensor, labels: Tensor, masks: int, rows: int) 
     )
 
 
-def answers_alike(model: Model, images: Float[Tensor, "b c h w"]) -> bool:
-    """Whether two calls of `model` agree exactly: it has no randomness that draws could average over."""
-    with torch.no_grad():
-        return bool(torch.equal(model(images), model(images)))
+@contextmanager
+def evaluation_mode(*models: Any) -> Iterator[None]:
+    """Put models in evaluation mode; on leaving, every module is back in the mode it was in."""
+    modules = [model for model in models if isinstance(model, nn.Module)]
+    modes = [(module, module.training) for model in modules for module in model.modules()]
+    try:
+        for model in modules:
+            model.eval()
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def require_positive(settings: Any, *names: str) -> None:
+    """Refuse settings that are less than 1; None, for a default that is computed later, is fine."""
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and value < 1:
+            raise ConfigurationError(f"expected {name} >= 1, got {value}")
 
 
 def _ranks(logits: Tensor, labels: Tensor) -> Tensor:
@@ -111,4 +133,4 @@ def _ranks(logits: Tensor, labels: Tensor) -> Tensor:
 def _require_numbers(logits: Tensor) -> None:
     wrong = logits.isnan().any(-1).any(0)
     if wrong.any():
-        raise MenetError(f"the model gave logits that are not numbers (NaN) for image {int(wrong.nonzero()[0])}")
+        raise MenetError(f"the model returned NaN logits for image {int(wrong.nonzero()[0])}")

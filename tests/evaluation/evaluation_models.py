@@ -14,12 +14,14 @@ from menet.attacks import PGD, ThreatModel
 from menet.data import Dataset, load
 from menet.defense import MENet
 from menet.estimators import USVT
-from menet.evaluation import Assignment, Settings, evaluate
+from menet.evaluation import AttackRun, EvaluationSettings, evaluate
 from menet.evaluation.records import shard_path
-from menet.models import Normalise
+from menet.models import Normalize
 
 THREAT = ThreatModel("linf", 0.2)
-KILLED = Settings(start=3, stop=63, batch=4, masks=5, seed=7, restart_masks=2, pictures=1, trace=True)
+KILLED = EvaluationSettings(
+    start=3, stop=63, batch_size=4, draws=5, seed=7, restart_draws=2, snapshots=1, loss_history=True
+)
 RESTARTED = PGD(threat=THREAT, steps=3, restarts=2, eot=2)
 
 
@@ -27,7 +29,7 @@ def network(width: int = 8) -> nn.Sequential:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return nn.Sequential(
-            Normalise((0.1307,), (0.3081,)),
+            Normalize((0.1307,), (0.3081,)),
             nn.Conv2d(1, width, 5, stride=2, padding=2),
             nn.ReLU(),
             nn.Conv2d(width, 2 * width, 5, stride=2, padding=2),
@@ -52,8 +54,8 @@ def trained(p: float | tuple[float, float] = (0.4, 0.6), epochs: int = 4, exampl
     return model.eval()
 
 
-def assignments(model: nn.Module) -> list[Assignment]:
-    return [Assignment("pgd:restarts=2", RESTARTED, model, "bpda")]
+def attack_runs(model: nn.Module) -> list[AttackRun]:
+    return [AttackRun("pgd:restarts=2", RESTARTED, model, "bpda")]
 
 
 def held_out() -> Dataset:
@@ -64,7 +66,7 @@ def evaluate_in(folder: Path, weights: Path) -> None:
     """The evaluation that a test kills."""
     model = MENet(network(), USVT())
     model.load_state_dict(torch.load(weights, weights_only=True))
-    evaluate(model, held_out(), assignments(model), folder, KILLED)
+    evaluate(model, held_out(), attack_runs(model), folder, KILLED)
 
 
 def start(folder: Path, weights: Path) -> int:

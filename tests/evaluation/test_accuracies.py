@@ -15,16 +15,16 @@ HEADER = {
         "start": 0,
         "stop": 40,
         "dataset": {"name": "digits", "split": "test", "classes": 10},
-        "scoring": {"masks": 7, "restart_masks": 2},
+        "scoring": {"draws": 7, "restart_draws": 2},
     }
 }
 
 
 def scored(logits: torch.Tensor, labels: torch.Tensor) -> list[dict]:
-    """Rows' descriptions from logits (masks, b, classes), through `score` with a model that replays them."""
+    """Rows' descriptions from logits (draws, b, classes), through `score` with a model that replays them."""
     replies = iter(logits.unbind())
     images = torch.zeros(len(labels), 1, 2, 2)
-    return score(lambda images: next(replies), images, labels, len(logits), rows=len(labels)).rows()
+    return score(lambda images: next(replies), images, labels, len(logits), max_batch=len(labels)).rows()
 
 
 @pytest.fixture
@@ -121,16 +121,16 @@ def test_comparisons_that_would_mislead_are_refused(records):
     with pytest.raises(ConfigurationError, match="expected"):
         compare(records, records, criterion="expected")
     relabelled = Records(HEADER, tuple({**row, "label": (row["label"] + 1) % 10} for row in records.rows))
-    with pytest.raises(RecordError, match="example 0 has label"):
+    with pytest.raises(RecordError, match=r"expected equal labels.*example 0"):
         compare(records, relabelled)
     other = Records({"evaluation": {**HEADER["evaluation"], "dataset": {"name": "mnist", "split": "test"}}}, ())
-    with pytest.raises(RecordError, match="different datasets"):
+    with pytest.raises(RecordError, match="records of one dataset"):
         compare(records, other)
-    with pytest.raises(RecordError, match="no example"):
+    with pytest.raises(RecordError, match="examples in common"):
         compare(records, Records(HEADER, ()))
 
 
-def test_a_tie_for_the_first_place_is_not_right_unless_predicted():
+def test_a_tie_for_the_first_place_is_not_correct_unless_predicted():
     (row,) = scored(torch.zeros(1, 1, 10), torch.tensor([4]))
     assert (row["ranks"][0] == 0) == (row["predictions"][0] == 4)
 
@@ -138,5 +138,5 @@ def test_a_tie_for_the_first_place_is_not_right_unless_predicted():
 def test_logits_that_are_not_numbers_stop_an_evaluation():
     logits = torch.zeros(1, 3, 10)
     logits[0, 2, 5] = torch.nan
-    with pytest.raises(MenetError, match=r"NaN.*image 2"):
+    with pytest.raises(MenetError, match=r"NaN logits for image 2"):
         scored(logits, torch.tensor([1, 2, 3]))

@@ -13,8 +13,7 @@ from menet import cli
 from menet.attacks import PGD, AttackResult, ThreatModel
 from menet.errors import ConfigurationError
 from menet.evaluation import AuditSettings, audit, score
-from menet.evaluation.audit import failed
-from menet.evaluation.checks import CHECKS
+from menet.evaluation.audit import CHECKS, failed
 
 SETTINGS = AuditSettings(
     threat=THREAT,
@@ -23,8 +22,8 @@ SETTINGS = AuditSettings(
     step_sweep=(1, 4, 10),
     eot_sweep=(1, 5),
     epsilon_sweep=(0.0, 1.0),
-    masks=20,
-    calls=60,
+    draws=20,
+    max_queries=60,
 )
 
 
@@ -48,7 +47,7 @@ def plain(defended, digits):
     return model.eval()
 
 
-class Quantised(nn.Module):
+class Quantized(nn.Module):
     """Rounds pixels before it looks at them: hardly another network, but without gradients."""
 
     def __init__(self, classifier: nn.Module) -> None:
@@ -81,9 +80,9 @@ class Cheating:
         return PGD(threat=wider, steps=4)(model, images, labels, generator=generator)
 
 
-def score_on_the_attacks_masks(model, images, labels, masks, seed):
+def score_on_the_attacks_draws(model, images, labels, draws, seed):
     model.reseed(seed)
-    return score(model, images, labels, masks)
+    return score(model, images, labels, draws)
 
 
 def test_an_honest_evaluation_of_an_undefended_network_passes(plain, some):
@@ -91,28 +90,28 @@ def test_an_honest_evaluation_of_an_undefended_network_passes(plain, some):
     assert list(findings) == list(CHECKS)
     assert {name: one.status for name, one in findings.items() if one.status == "fail"} == {}
     assert findings["epsilon"].numbers["accuracy"][-1] == 0
-    assert findings["answers repeat"].status == "pass"
+    assert findings["reproducibility"].status == "pass"
     for finding in findings.values():
         assert finding.meaning.endswith(".")
         json.dumps(finding.numbers)
 
 
 def test_an_honest_evaluation_of_a_me_net_passes(defended, some):
-    smaller = {"steps": 6, "step_sweep": (1, 6), "calls": 30}
+    smaller = {"steps": 6, "step_sweep": (1, 6), "max_queries": 30}
     settings = AuditSettings(**{**vars(SETTINGS), **smaller})
     findings = found(defended, (some[0][:40], some[1][:40]), settings)
     assert {name: one.status for name, one in findings.items() if one.status == "fail"} == {}
     numbers = findings["fresh scoring"].numbers
     assert numbers["draws shared with the attack"] == 0
-    assert numbers["reported"] == pytest.approx(numbers["fresh masks"], abs=0.06)
+    assert numbers["reported"] == pytest.approx(numbers["fresh draws"], abs=0.06)
     assert findings["own generator"].numbers["generators used"] == []
 
 
 def test_zero_gradients_are_caught(plain, some):
-    findings = found(Quantised(plain), some, checks=("gradients", "loss rises", "black box", "epsilon"))
+    findings = found(Quantized(plain), some, checks=("gradients", "loss", "black box", "epsilon"))
     assert findings["gradients"].status == "fail"
-    assert findings["gradients"].numbers["margin: share zero"] == 1
-    assert findings["loss rises"].status == "fail"
+    assert findings["gradients"].numbers["margin: fraction zero"] == 1
+    assert findings["loss"].status == "fail"
     assert findings["black box"].status == "fail"
     assert findings["black box"].numbers["black box"] < findings["black box"].numbers["white box"]
     assert failed(list(findings.values()))
@@ -122,7 +121,7 @@ def test_a_model_that_cannot_be_differentiated_is_caught(plain, some):
     def detached(images: Tensor) -> Tensor:
         return plain(images).detach()
 
-    findings = found(detached, some, checks=("gradients", "in the ball", "steps"))
+    findings = found(detached, some, checks=("gradients", "threat model", "steps"))
     assert {one.status for one in findings.values()} == {"fail"}
     assert "differentiated" in findings["gradients"].meaning
 
@@ -135,7 +134,7 @@ def test_a_shared_global_generator_is_caught(plain, defended, some):
     assert torch.equal(torch.get_rng_state(), state), "the audit leaves the global generator as it was"
     for honest in (plain, defended):
         assert found(honest, some, checks=("own generator",))["own generator"].status == "pass"
-    repeat = found(GlobalMasks(plain), some, checks=("answers repeat",))["answers repeat"]
+    repeat = found(GlobalMasks(plain), some, checks=("reproducibility",))["reproducibility"]
     assert repeat.status == "warn"
 
 
@@ -149,26 +148,26 @@ def test_numpys_global_generator_is_caught_too(plain, some):
     assert (finding.status, finding.numbers["generators used"]) == ("fail", ["numpy"])
 
 
-def test_an_attack_that_steps_outside_the_ball_is_caught(plain, some):
+def test_an_attack_outside_the_threat_model_is_caught(plain, some):
     settings = AuditSettings(**{**vars(SETTINGS), "attack": Cheating(THREAT)})
-    finding = found(plain, some, settings, checks=("in the ball",))["in the ball"]
+    finding = found(plain, some, settings, checks=("threat model",))["threat model"]
     assert finding.status == "fail"
-    assert finding.numbers["farthest"] > 1.5 * THREAT.epsilon
-    assert "cheats" in finding.meaning
-    assert found(plain, some, checks=("in the ball",))["in the ball"].status == "pass"
+    assert finding.numbers["largest perturbation"] > 1.5 * THREAT.epsilon
+    assert "violates" in finding.meaning
+    assert found(plain, some, checks=("threat model",))["threat model"].status == "pass"
 
 
-def test_scores_on_the_attacks_own_masks_are_caught(defended, some):
-    settings = AuditSettings(**{**vars(SETTINGS), "scorer": score_on_the_attacks_masks})
+def test_scores_on_the_attacks_own_draws_are_caught(defended, some):
+    settings = AuditSettings(**{**vars(SETTINGS), "scorer": score_on_the_attacks_draws})
     finding = found(defended, some, settings, checks=("fresh scoring",))["fresh scoring"]
     assert finding.status == "fail"
     assert finding.numbers["draws shared with the attack"] > 0
     assert found(defended, some, checks=("fresh scoring",))["fresh scoring"].status == "pass"
 
 
-def test_scores_that_flatter_are_caught_without_shared_masks(defended, some):
-    def flattering(model, images, labels, masks, seed):
-        outcome = score(model, images, labels, masks)
+def test_scores_that_flatter_are_caught_without_shared_draws(defended, some):
+    def flattering(model, images, labels, draws, seed):
+        outcome = score(model, images, labels, draws)
         outcome.ranks[:] = 0
         return outcome
 
@@ -194,12 +193,12 @@ def test_a_model_that_does_not_repeat_is_caught(defended, some):
         def forward(self, images: Tensor) -> Tensor:
             return defended(images)
 
-    assert found(Restless(), some, checks=("answers repeat",))["answers repeat"].status == "fail"
+    assert found(Restless(), some, checks=("reproducibility",))["reproducibility"].status == "fail"
 
 
 def test_settings_that_cannot_work_are_refused(plain, some):
-    with pytest.raises(ConfigurationError, match="calls is 0"):
-        AuditSettings(calls=0)
+    with pytest.raises(ConfigurationError, match="max_queries >= 1, got 0"):
+        AuditSettings(max_queries=0)
     with pytest.raises(ConfigurationError, match="empty"):
         audit(plain, some[0][:0], some[1][:0])
 

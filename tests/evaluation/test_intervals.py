@@ -54,7 +54,7 @@ def test_bounded_mean_contains_clopper_pearson_where_both_apply(count):
 
 
 @pytest.mark.parametrize("shape", [(0.2, 0.1), (5, 1), (1, 1)])
-def test_bounded_mean_covers_shares_as_promised(shape):
+def test_bounded_mean_has_its_nominal_coverage_of_fractions(shape):
     random = np.random.default_rng(0)
     draws = random.beta(*shape, size=(300, 30)).mean(1)
     truth = shape[0] / sum(shape)
@@ -64,9 +64,9 @@ def test_bounded_mean_covers_shares_as_promised(shape):
 
 @pytest.mark.parametrize("wrong", [(-1, 5), (6, 5), (0, 0)])
 def test_counts_that_cannot_be_are_refused(wrong):
-    with pytest.raises(ConfigurationError, match=f"successes is {wrong[0]} of {wrong[1]}"):
+    with pytest.raises(ConfigurationError, match=f"got {wrong[0]} of {wrong[1]}"):
         clopper_pearson(*wrong)
-    with pytest.raises(ConfigurationError, match=r"confidence is 1\.0"):
+    with pytest.raises(ConfigurationError, match=r"confidence < 1, got 1\.0"):
         clopper_pearson(1, 2, 1.0)
-    with pytest.raises(ConfigurationError, match="mean is nan"):
+    with pytest.raises(ConfigurationError, match="mean <= 1, got nan"):
         bounded_mean(math.nan, 5)

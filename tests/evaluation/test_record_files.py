@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from menet.errors import RecordError
-from menet.evaluation import lines, read, read_folder
-from menet.evaluation.records import Shard, present, shard_path, shards
+from menet.evaluation import jsonl, read, read_folder
+from menet.evaluation.records import FORMAT, Shard, shard_path, shards
 
 EVALUATION = {"label": "pgd", "start": 0, "stop": 100, "attack": {"steps": 40}, "dataset": {"name": "digits"}}
 MADE = {"versions": {"torch": "2"}}
@@ -19,7 +19,7 @@ def rows(*indices: int) -> list[dict]:
 
 
 def shard(folder, rank: int = 0, evaluation: dict = EVALUATION, made: dict = MADE) -> Shard:
-    return Shard(shard_path(folder, "pgd", rank), evaluation, made)
+    return Shard(folder, evaluation, made, rank)
 
 
 @pytest.fixture
@@ -42,17 +42,17 @@ values = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, 
 
 @given(st.dictionaries(st.text(max_size=8), values | st.lists(values, max_size=3), min_size=1, max_size=5))
 def test_any_content_survives_a_line(content):
-    line = lines.encode(content)
+    line = jsonl.encode(content)
     assert line.count(b"\n") == 1
-    assert lines.decode(1, line[:-1]) == lines.Line(1, content)
+    assert jsonl.decode(1, line[:-1]) == jsonl.Line(1, content)
 
 
 @given(st.data())
 def test_any_changed_byte_of_a_line_is_noticed(data):
-    raw = lines.encode(rows(7)[0])[:-1]
+    raw = jsonl.encode(rows(7)[0])[:-1]
     place = data.draw(st.integers(0, len(raw) - 1))
     other = data.draw(st.integers(0, 255).filter(lambda byte: byte not in (raw[place], 10)))
-    assert lines.decode(1, raw[:place] + bytes([other]) + raw[place + 1 :]).fault
+    assert jsonl.decode(1, raw[:place] + bytes([other]) + raw[place + 1 :]).fault
 
 
 @pytest.mark.parametrize("size", range(1, 40, 3))
@@ -60,9 +60,10 @@ def test_a_torn_end_is_named_by_readers_and_cut_by_the_next_writer(written, tmp_
     written.write_bytes(written.read_bytes()[:-size])
     with pytest.raises(RecordError, match=r"pgd\.rank0\.jsonl:6 is torn"):
         read(written)
-    assert present(tmp_path, "pgd") == {0, 1, 2, 3}
     with shard(tmp_path) as file:
+        assert file.done == {0, 1, 2, 3}
         file.append(rows(4))
+        assert file.records().rows == tuple(rows(0, 1, 2, 3, 4))
     assert read(written).rows == tuple(rows(0, 1, 2, 3, 4))
 
 
@@ -79,10 +80,10 @@ def test_a_damaged_line_is_named_and_the_rest_used_only_if_asked(written, tmp_pa
     with pytest.raises(RecordError, match=r"pgd\.rank0\.jsonl:4 is damaged or was edited"):
         read(written)
     with pytest.raises(RecordError, match=r":4 is damaged"):
-        present(tmp_path, "pgd")
+        shard(tmp_path)
     found = read(written, damaged=True)
     assert [row["index"] for row in found.rows] == [0, 1, 3, 4]
-    assert found.damage == (f"{written}:4 is damaged or was edited: its checksum does not fit",)
+    assert found.damage == (f"{written}:4 is damaged or was edited: its checksum does not match",)
     assert 2 in found.missing
 
 
@@ -92,11 +93,11 @@ def test_a_damaged_line_is_named_and_the_rest_used_only_if_asked(written, tmp_pa
         (b"\n", "damaged"),
         (b"[1,2]\n", "damaged"),
         (b"\xff\xfe\x00\n", "damaged"),
-        (lines.encode({"index": "4", "label": 1}), "index = '4'"),
-        (lines.encode({"index": True, "label": 1}), "index = True"),
-        (lines.encode({"index": 5}), "label = None"),
-        (lines.encode({"index": 100, "label": 1}), "outside 0 to 100"),
-        (lines.encode({"index": 2, "label": 1}), "repeats example 2"),
+        (jsonl.encode({"index": "4", "label": 1}), "index = '4'"),
+        (jsonl.encode({"index": True, "label": 1}), "index = True"),
+        (jsonl.encode({"index": 5}), "label = None"),
+        (jsonl.encode({"index": 100, "label": 1}), "outside 0 to 100"),
+        (jsonl.encode({"index": 2, "label": 1}), "repeats example 2"),
     ],
 )
 def test_lines_that_are_no_rows_are_named(written, line, words):
@@ -122,10 +123,36 @@ def test_a_file_of_another_evaluation_is_refused_by_the_field_that_differs(writt
     other = {**EVALUATION, "attack": {"steps": 20}}
     with pytest.raises(RecordError, match=r"attack\.steps is 40 there and 20 here"):
         shard(tmp_path, evaluation=other)
-    with shard(tmp_path, rank=1, evaluation=other) as file:
+    with pytest.raises(RecordError, match=r"attack\.steps is 40 there and 20 here"):
+        shard(tmp_path, rank=1, evaluation=other)
+    assert read(*shards(tmp_path, "pgd")).evaluation == EVALUATION, "nothing was written by the one refused"
+    with shard(tmp_path / "other", evaluation=other) as file:
         file.append(rows(50))
     with pytest.raises(RecordError, match="another evaluation"):
-        read(*shards(tmp_path, "pgd"))
+        read(written, *shards(tmp_path / "other", "pgd"))
+
+
+def test_files_of_an_older_format_are_refused_with_a_remedy(tmp_path):
+    header = {"format": "menet.records/1", "evaluation": EVALUATION, "made": MADE}
+    shard_path(tmp_path, "pgd").write_bytes(jsonl.encode(header) + jsonl.encode(rows(0)[0]))
+    for use in (lambda: read_folder(tmp_path), lambda: shard(tmp_path)):
+        with pytest.raises(
+            RecordError, match=rf"menet\.records/1 of another version.*{FORMAT}.*run the evaluation"
+        ):
+            use()
+
+
+def test_resuming_reads_every_shard_once(written, tmp_path, monkeypatch):
+    with shard(tmp_path, rank=1) as file:
+        file.append(rows(50))
+    opened = []
+    whole = jsonl.read
+    monkeypatch.setattr(jsonl, "read", lambda path: opened.append(path) or whole(path))
+    with shard(tmp_path) as file:
+        file.append(rows(5))
+        found = file.records()
+    assert sorted(opened) == shards(tmp_path, "pgd")
+    assert [row["index"] for row in found.rows] == [0, 1, 2, 3, 4, 5, 50]
 
 
 def test_shards_merge_and_an_example_in_two_of_them_is_an_error(written, tmp_path):

@@ -1,4 +1,4 @@
-"""Lines of JSON that carry their own checksum, appended so that a killed writer leaves at most one torn line."""
+"""JSON Lines with a checksum per line, appended so that a killed writer leaves at most one torn line."""
 
 import json
 import os
@@ -9,11 +9,13 @@ from typing import Any, NamedTuple
 
 from menet.errors import RecordError
 
+TORN = "is torn: it has no end"
+
 _TAIL = len(',"crc":"00000000"}')
 
 
 class Line(NamedTuple):
-    """One line of a file: what it says, or what is wrong with it."""
+    """One line of a file: its content, or what is wrong with it."""
 
     number: int
     content: dict[str, Any]
@@ -21,9 +23,9 @@ class Line(NamedTuple):
 
 
 def encode(content: Mapping[str, Any]) -> bytes:
-    """`content`, of one field or more, as one line that ends in the CRC-32 of the rest of it.
+    """`content`, of at least one field, as one line that ends in the CRC-32 of the rest of it.
 
-    The checksum is of the text before `,"crc":` closed by `}`, so that a line stays plain JSON for any reader.
+    The checksum covers the text before `,"crc":` closed by `}`, so that a line stays plain JSON for any reader.
     """
     try:
         text = json.dumps(content, separators=(",", ":"), allow_nan=False)
@@ -36,7 +38,7 @@ def decode(number: int, raw: bytes) -> Line:
     """The line `raw`, without its line end."""
     body = raw[:-_TAIL] + b"}"
     if raw[-_TAIL:] != f',"crc":"{zlib.crc32(body):08x}"}}'.encode():
-        return Line(number, {}, "is damaged or was edited: its checksum does not fit")
+        return Line(number, {}, "is damaged or was edited: its checksum does not match")
     try:
         content = json.loads(body)
     except (ValueError, RecursionError):
@@ -47,7 +49,7 @@ def decode(number: int, raw: bytes) -> Line:
 
 
 def read(path: Path) -> Iterator[Line]:
-    """Every line of a file, sound or not, in order."""
+    """Every line of a file, intact or not, in order."""
     try:
         file = path.open("rb")
     except OSError as error:
@@ -57,11 +59,17 @@ def read(path: Path) -> Iterator[Line]:
             if raw.endswith(b"\n"):
                 yield decode(number, raw[:-1])
             else:
-                yield Line(number, {}, "is torn: it has no end")
+                yield Line(number, {}, TORN)
+
+
+def has_line(path: Path) -> bool:
+    """Whether the first line of a file is whole."""
+    with path.open("rb") as file:
+        return file.readline().endswith(b"\n")
 
 
 class Appender:
-    """A file of such lines, open for appending by one process at a time.
+    """A file of such lines, locked for appending by one process at a time.
 
     Opening it cuts off a torn last line, which only a writer that was killed can have left.
     """
@@ -77,15 +85,11 @@ class Appender:
             os.close(self._handle)
             raise
 
-    @property
-    def empty(self) -> bool:
-        return os.fstat(self._handle).st_size == 0
-
     def append(self, contents: Iterable[Mapping[str, Any]]) -> None:
         """Add lines in one write, on disk when this returns."""
         whole = b"".join(map(encode, contents))
         if os.write(self._handle, whole) != len(whole):
-            raise RecordError(f"{self.path} could not be written whole: is the disk full?")
+            raise RecordError(f"{self.path} could not be written completely: is the disk full?")
         os.fsync(self._handle)
 
     def close(self) -> None:
@@ -114,9 +118,9 @@ class Appender:
 def _lock(handle: int, path: Path) -> None:
     try:
         import fcntl
-    except ImportError:  # Windows has no such lock; two writers there are the user's to avoid.
+    except ImportError:  # Windows has no such lock; the user must avoid two writers there.
         return
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        raise RecordError(f"{path} is being written by another evaluation; wait for it or stop it") from error
+        raise RecordError(f"{path} is locked by another evaluation; wait for it or stop it") from error

@@ -1,4 +1,4 @@
-"""The few images of an evaluation that are kept in its rows, so that a report can show them."""
+"""Snapshots: the few images of an evaluation that its rows keep, for the report to show."""
 
 import base64
 import zlib
@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from menet.attacks.kinds import Model
+from menet.attacks.base import Model
 from menet.preprocessed import Preprocessed
 
 
@@ -26,34 +26,34 @@ def unpack(packed: dict[str, Any]) -> Float[Tensor, "c h w"]:
 
 
 @torch.no_grad()
-def portray(
+def snapshot(
     model: Model, clean: Float[Tensor, "b c h w"], adversarial: Float[Tensor, "b c h w"], seed: int
 ) -> list[dict[str, Any]]:
-    """For each example the clean and the adversarial image as the network sees them, and what it answers.
+    """For each example the clean and the adversarial image, each with the model's prediction.
 
-    With a preprocessing: also `clean_seen` and `adversarial_seen`, what it makes of them under one and the
-    same mask; `clean` and `adversarial` are then answered by the network without it (the paper's last figure),
-    unless it takes codes, which only the preprocessing can give it.
+    With preprocessing also `clean_seen` and `adversarial_seen`: the preprocessed images, both under the same
+    draw. `clean` and `adversarial` are then classified by the network alone (the paper's last figure), unless
+    it takes codes that only the preprocessing produces.
     """
     shown = {"clean": clean, "adversarial": adversarial}
-    answers: dict[str, Tensor] = {}
+    logits: dict[str, Tensor] = {}
     for name, images in list(shown.items()):
         if isinstance(model, Preprocessed):
             seen = model.reconstruct(images, torch.Generator().manual_seed(seed))
             shown[f"{name}_seen"] = model.visible(seen)
-            answers[f"{name}_seen"] = model.classifier(seen)
+            logits[f"{name}_seen"] = model.classifier(seen)
             direct = seen.shape == images.shape
-            answers[name] = model.classifier(images) if direct else answers[f"{name}_seen"]
+            logits[name] = model.classifier(images) if direct else logits[f"{name}_seen"]
         else:
-            answers[name] = model(images)
-    portraits: list[dict[str, Any]] = [{} for _ in clean]
+            logits[name] = model(images)
+    snapshots: list[dict[str, Any]] = [{} for _ in clean]
     for name, images in shown.items():
-        probabilities = answers[name].softmax(-1)
-        for number, portrait in enumerate(portraits):
+        probabilities = logits[name].softmax(-1)
+        for number, one in enumerate(snapshots):
             best = int(probabilities[number].argmax())
-            portrait[name] = {
+            one[name] = {
                 "image": pack(images[number]),
                 "prediction": best,
                 "probability": float(probabilities[number, best]),
             }
-    return portraits
+    return snapshots

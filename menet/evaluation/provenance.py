@@ -1,4 +1,4 @@
-"""What a header says of a model, an attack and the machine, in plain JSON values."""
+"""Where rows come from: the model, dataset, attack and machine, in plain JSON values for a header."""
 
 import dataclasses
 import hashlib
@@ -42,7 +42,7 @@ def weights_hash(model: nn.Module) -> str:
 
 
 def of_dataset(dataset: Any) -> dict[str, Any]:
-    """The split of a dataset that examples are positions in."""
+    """The split of a dataset that examples are indices of."""
     return {
         "name": dataset.name,
         "split": dataset.split,

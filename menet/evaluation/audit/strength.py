@@ -1,0 +1,144 @@
+"""Whether the attack is strong: within its budget, above noise and black-box attacks, and converged."""
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from menet.attacks import Square, ThreatModel
+from menet.errors import AttackError
+from menet.evaluation.audit.audited_model import AuditedModel, Finding, clearly_above, mean
+
+HARMFUL = 0.05
+AVERAGED = 8
+"""Draws that a score-based attack on a random model averages over: on single draws it takes luck for success."""
+
+
+def within_threat_model(audited: AuditedModel) -> Finding:
+    """The adversarial images of every restart are inside the threat model."""
+    threat = audited.settings.threat
+    try:
+        candidates = audited.attack.candidates
+    except AttackError as error:
+        return Finding("fail", f"The attack raised an error: {error}.")
+    numbers = {
+        "largest perturbation": max(threat.distance(one, audited.images).max().item() for one in candidates),
+        "epsilon": threat.epsilon,
+        "lowest pixel": candidates.min().item(),
+        "highest pixel": candidates.max().item(),
+    }
+    try:
+        for images in candidates:
+            threat.check(images, audited.images)
+    except AttackError as error:
+        return Finding(
+            "fail", f"The attack violates the threat model, so its accuracy is void: {error}.", numbers
+        )
+    return Finding("pass", "All adversarial images are within epsilon and the pixel range.", numbers)
+
+
+def noise_is_harmless(audited: AuditedModel) -> Finding:
+    """Random noise as large as the budget does little harm, and less than the attack."""
+    threat = audited.settings.threat
+    random = torch.Generator().manual_seed(audited.seed())
+    noise = torch.randn(audited.images.shape, generator=random).to(audited.images)
+    noisy = threat.project(audited.images + 2 * threat.epsilon * threat.direction(noise), audited.images)
+    accuracy = audited.accuracy(noisy)
+    numbers = {"clean": mean(audited.clean), "noise": mean(accuracy), "attack": mean(audited.robust)}
+    if clearly_above(audited.robust, accuracy, audited.settings.tolerance):
+        return Finding(
+            "fail", "Noise lowers accuracy more than the attack, so the attack does not work.", numbers
+        )
+    if clearly_above(audited.clean, accuracy, HARMFUL):
+        return Finding("warn", "Noise of this size lowers accuracy: epsilon is large for this model.", numbers)
+    return Finding("pass", "Noise as large as epsilon hardly lowers accuracy.", numbers)
+
+
+def black_box_is_weaker(audited: AuditedModel) -> Finding:
+    """A score-based attack does not beat the audited one."""
+    square = Square(threat=audited.settings.threat, max_queries=audited.settings.max_queries)
+    draws = min(AVERAGED, audited.eot)
+
+    def averaged(images: Tensor) -> Tensor:
+        logits = audited.model(images.repeat(draws, 1, 1, 1))
+        return logits.unflatten(0, (draws, len(images))).mean(0)
+
+    accuracy = audited.accuracy(audited.adversarial(square, audited.model if draws == 1 else averaged))
+    numbers = {
+        "white box": mean(audited.robust),
+        "black box": mean(accuracy),
+        "max queries": audited.settings.max_queries,
+    }
+    if clearly_above(audited.robust, accuracy, audited.settings.tolerance):
+        return Finding("fail", "A black-box attack beats the white-box one: gradients are masked.", numbers)
+    return Finding("pass", "The white-box attack is at least as strong as the black-box one.", numbers)
+
+
+def epsilon_sweep(audited: AuditedModel) -> Finding:
+    """Accuracy falls as epsilon grows, to zero where every image is allowed."""
+    threat = audited.settings.threat
+    reach = threat.high - threat.low
+    everything = reach if threat.norm == "linf" else reach * audited.images[0].numel() ** 0.5
+    sizes = [threat.epsilon * factor for factor in audited.settings.epsilon_sweep]
+    sizes = [*(size for size in sorted(sizes) if size < everything), everything]
+    found = [
+        audited.accuracy(
+            audited.adversarial(audited.pgd(threat=ThreatModel(threat.norm, size, threat.low, threat.high)))
+        )
+        for size in sizes
+    ]
+    numbers = {"epsilon": [round(size, 5) for size in sizes], "accuracy": [mean(one) for one in found]}
+    final, chance = mean(found[-1]), 1 / audited.classes
+    unbounded = f"With unbounded epsilon, robust accuracy is {final:.0%}"
+    if final > chance:
+        return Finding("fail", f"{unbounded}, above chance: the attack does not work.", numbers)
+    if final > audited.settings.tolerance:
+        return Finding("warn", f"{unbounded}; expected 0%.", numbers)
+    if _rises(found, audited.settings.tolerance):
+        return Finding(
+            "warn", "Accuracy rises somewhere as epsilon grows, which a strong attack never shows.", numbers
+        )
+    return Finding("pass", "Accuracy falls to zero as epsilon grows.", numbers)
+
+
+def step_sweep(audited: AuditedModel) -> Finding:
+    """More steps do not lower accuracy further."""
+    steps = audited.settings.step_sweep
+    found = [audited.accuracy(audited.adversarial(audited.pgd(steps=count))) for count in steps]
+    numbers = {"steps": list(steps), "accuracy": [mean(one) for one in found]}
+    tolerance = audited.settings.tolerance
+    if clearly_above(found[-1], found[0], tolerance):
+        return Finding("fail", f"{steps[0]} steps beat {steps[-1]}: gradients mislead the attack.", numbers)
+    if len(found) > 1 and clearly_above(found[-2], found[-1], tolerance):
+        return Finding("warn", f"Accuracy still falls at {steps[-1]} steps: take more.", numbers)
+    if _rises(found, tolerance):
+        return Finding("warn", "Accuracy rises somewhere with more steps: the attack is not reliable.", numbers)
+    return Finding("pass", f"Accuracy has converged at {steps[-1]} steps.", numbers)
+
+
+def draw_sweep(audited: AuditedModel) -> Finding:
+    """Gradients in expectation over more draws do not beat the audited attack."""
+    if not audited.random:
+        return Finding("pass", "The model is deterministic, so there is no expectation to take.")
+    counts = audited.settings.eot_sweep
+    found = [audited.accuracy(audited.adversarial(audited.pgd(eot=count))) for count in counts]
+    tolerance = audited.settings.tolerance
+    numbers = {
+        "draws": list(counts),
+        "accuracy": [mean(one) for one in found],
+        "audited attack": mean(audited.robust),
+    }
+    worst = min(found, key=lambda one: one.mean().item())
+    if clearly_above(audited.robust, worst, tolerance):
+        return Finding(
+            "fail",
+            "More draws per gradient beat the audited attack: its robust accuracy is too high.",
+            numbers,
+        )
+    if len(found) > 1 and clearly_above(found[-2], found[-1], tolerance):
+        return Finding("warn", f"Accuracy still falls at {counts[-1]} draws: take more.", numbers)
+    return Finding("pass", f"Accuracy has converged at {counts[-1]} draws.", numbers)
+
+
+def _rises(found: list[Tensor], tolerance: float) -> bool:
+    return any(clearly_above(later, earlier, tolerance) for earlier, later in pairwise(found))
