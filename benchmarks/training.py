@@ -1,12 +1,13 @@
-"""The share of an adversarial training step that the defense costs, measured side by side in one run.
+"""The fraction of an adversarial training step that the defense costs, measured side by side in one run.
 
-ResNet-18 on 32×32 colour images, PGD of 7 steps, fresh masks at each: the whole step, and in it the time spent
+ResNet-18 on 32×32 color images, PGD of 7 steps, fresh masks at each: the whole step, and in it the time spent
 between an image and its estimate. Bars: nuclear norm ≤ 10 % (aim 5 %), USVT ≤ 2 %.
 """
 
 import time
 from dataclasses import replace
 from statistics import median
+from typing import Any
 
 import torch
 from sklearn.datasets import load_sample_images
@@ -15,10 +16,10 @@ from torch import Tensor, nn
 from menet import models
 from menet.distributed import Worker
 from menet.preprocessed import Preprocessed, rebuild
-from menet.training.building import build_objective, build_optimizer
+from menet.training.building import build_optimizer, number_type
 from menet.training.config import TrainingConfig, me_net
 from menet.training.loop import Step
-from menet.training.precision import number_type
+from menet.training.objectives import build_objective
 from menet.training.recipes import paper_cifar10
 
 BARS = {"nuclear-norm": 0.10, "usvt": 0.02}
@@ -26,7 +27,7 @@ P = {"nuclear-norm": (0.4, 0.6), "usvt": (0.8, 1.0)}
 
 
 def main(repeats: int = 3, batch: int = 32, model: str = "resnet18", steps: int = 7) -> None:
-    """Print each estimator's share of the step beside its bar."""
+    """Print each estimator's fraction of the step beside its bar."""
     images, labels = _photographs(batch)
     print(f"training: {model}, adversarial step of PGD-{steps}, batches of {batch}")
     works = {name: _Watched(_config(name, model, steps, batch), images, labels) for name in BARS}
@@ -36,16 +37,16 @@ def main(repeats: int = 3, batch: int = 32, model: str = "resnet18", steps: int 
         for work in (bare, *works.values()):
             work.step(keep=turn > 0)
     for name, work in works.items():
-        share = median(inside / whole for inside, whole in zip(work.inside, work.whole, strict=True))
-        missed = "" if share <= BARS[name] else "  MISSED"
-        print(f"  {name + ', share of the step':<40} {share:6.1%} (bar {BARS[name]:.0%}){missed}")
+        fraction = median(inside / whole for inside, whole in zip(work.inside, work.whole, strict=True))
+        missed = "" if fraction <= BARS[name] else "  MISSED"
+        print(f"  {name + ', fraction of the step':<40} {fraction:6.1%} (bar {BARS[name]:.0%}){missed}")
         print(f"  {name + ', step / undefended step':<40} {median(work.whole) / median(bare.whole):5.2f} ×")
 
 
 def _config(estimator: str | None, model: str, steps: int, batch: int) -> TrainingConfig:
     defense = {} if estimator is None else me_net(estimator, P[estimator])
     recipe = replace(
-        paper_cifar10(), objective="adversarial", precision="auto", model=model, steps=steps, batch=batch
+        paper_cifar10(), objective="adversarial", precision="auto", model=model, steps=steps, batch_size=batch
     )
     return replace(recipe, defense=defense)
 
@@ -70,9 +71,9 @@ class _Watched:
     def _watch(self, model: Preprocessed) -> None:
         original = model.preprocess
 
-        def watched(images: Tensor, generator: torch.Generator) -> Tensor:
+        def watched(*arguments: Any, **options: Any) -> Tensor:
             started = time.perf_counter()
-            estimates = original(images, generator)
+            estimates = original(*arguments, **options)
             self._spent += time.perf_counter() - started
             return estimates
 

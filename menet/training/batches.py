@@ -1,4 +1,4 @@
-"""Which images a run trains on and is judged by, and in which order."""
+"""Which images a run trains and validates on, and in which order."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ SPLIT_SEED = 0
 
 @dataclass(frozen=True)
 class Batches:
-    """The training images at `chosen`, those at `held_out` to judge epochs by, and how batches are made."""
+    """The training images at `chosen`, the validation images at `held_out`, and how batches are made."""
 
     config: TrainingConfig
     dataset: Dataset
@@ -32,7 +32,7 @@ class Batches:
 
     @classmethod
     def of(cls, config: TrainingConfig, root: str | Path | None = None, world: int = 1) -> "Batches":
-        """Load the training split and divide it; refuse a batch that cannot be filled."""
+        """Load the training set and split it; refuse a batch size that cannot be filled."""
         dataset = data.load(config.dataset, "train", root)
         prepared = None
         count = len(dataset)
@@ -43,27 +43,29 @@ class Batches:
         held_out, chosen = shuffled[: config.validation], shuffled[config.validation :]
         if config.limit is not None and config.limit > len(chosen):
             raise ConfigurationError(
-                f"limit is {config.limit}, but {config.dataset} has {len(chosen)} training images "
-                f"beside {len(held_out)} for validation"
+                f"expected limit <= {len(chosen)}, the training images of {config.dataset} "
+                f"without {len(held_out)} for validation, got {config.limit}"
             )
         chosen = chosen[: config.limit]
-        if config.batch > len(chosen):
+        if config.batch_size > len(chosen):
             raise ConfigurationError(
-                f"batch is {config.batch}; accepted are up to {len(chosen)}, the number of training images"
+                f"expected batch_size <= {len(chosen)}, the number of training images, got {config.batch_size}"
             )
-        if config.batch % world:
-            raise ConfigurationError(f"batch is {config.batch}; accepted are multiples of the {world} processes")
+        if config.batch_size % world:
+            raise ConfigurationError(
+                f"expected a batch_size that is a multiple of the {world} processes, got {config.batch_size}"
+            )
         return cls(config, dataset, chosen, held_out, prepared)
 
     @property
     def steps(self) -> int:
-        """Steps in one epoch."""
-        return len(self.chosen) // self.config.batch
+        """Steps per epoch."""
+        return len(self.chosen) // self.config.batch_size
 
     def order(self, epoch: int) -> Int[Tensor, " n"]:
-        """The positions of an epoch's images, and of one copy of each where a prepared set holds several.
+        """The order of an epoch's images, with a random copy of each where a prepared set holds several.
 
-        It follows from the seed and the epoch alone, so an epoch can be taken up in its middle.
+        It follows from the seed and the epoch alone, so a run can resume in the middle of an epoch.
         """
         generator = stream(self.config.seed, Stream.ORDER, epoch)
         positions = self.chosen[torch.randperm(len(self.chosen), generator=generator)]
@@ -73,19 +75,19 @@ class Batches:
         return positions * self.prepared.copies + copies
 
     def batch(
-        self, order: Int[Tensor, " n"], number: int, generator: torch.Generator, place: Worker
+        self, order: Int[Tensor, " n"], number: int, generator: torch.Generator, worker: Worker
     ) -> tuple[Float[Tensor, "b c h w"], Int[Tensor, " b"]]:
-        """This process's part of an epoch's batch `number`.
+        """This worker's part of an epoch's batch `number`.
 
-        Augmentation is drawn for the whole batch, so it does not depend on the number of processes.
+        Augmentation is drawn for the whole batch, so it does not depend on the number of workers.
         """
-        index = order[number * self.config.batch : (number + 1) * self.config.batch]
+        index = order[number * self.config.batch_size : (number + 1) * self.config.batch_size]
         source = self.dataset if self.prepared is None else self.prepared.dataset
         crop = CropAndFlip() if self.config.augmentation else None
         images, labels = source.batch(
-            index if crop else place.part(index),
-            None if crop is None else lambda pixels: place.part(crop(pixels, generator=generator)),
+            index if crop else worker.part(index),
+            None if crop is None else lambda pixels: worker.part(crop(pixels, generator=generator)),
         )
         layout = torch.channels_last if self.config.channels_last else torch.contiguous_format
-        labels = place.part(labels) if crop else labels
-        return images.to(place.device, memory_format=layout), labels.to(place.device)
+        labels = worker.part(labels) if crop else labels
+        return images.to(worker.device, memory_format=layout), labels.to(worker.device)

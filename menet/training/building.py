@@ -1,4 +1,4 @@
-"""From a configuration to modules, objectives and optimizers."""
+"""From a configuration to a model, an optimizer and a precision."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,27 +11,23 @@ from menet.data import Dataset
 from menet.distributed import Worker
 from menet.preprocessed import Preprocessed, classifier_channels, rebuild
 from menet.seeding import Stream, stream, stream_seed
-from menet.training.adversarial import Adversarial, Trades, attack_of
-from menet.training.config import TrainingConfig
-from menet.training.standard import Standard
-
-Objective = Standard | Adversarial | Trades
+from menet.training.config import Precision, TrainingConfig
 
 
 def build_model(
     config: TrainingConfig,
     dataset: Dataset,
-    place: Worker | None = None,
+    worker: Worker | None = None,
     *,
     chosen: Tensor | None = None,
     fitted: dict[str, Any] | None = None,
 ) -> nn.Module:
-    """The network for a dataset's images behind the configured defense, its weights and masks by the seed.
+    """The network for a dataset's images behind the configured defense; weights and masks follow from the seed.
 
-    A defense that learns from images does so from those at `chosen` (all if None), unless `fitted` gives the
-    settings of one that has learned and whose state is to be loaded.
+    A defense that is fitted to images is fitted to those at `chosen` (all if None), unless `fitted` gives the
+    settings of one whose state is loaded afterwards.
     """
-    place = Worker() if place is None else place
+    worker = Worker() if worker is None else worker
     channels = classifier_channels(dataset.images.shape[1], config.defense)
     weights = stream(config.seed, Stream.WEIGHTS)
     network = models.build(config.model, dataset, channels=channels, generator=weights)
@@ -40,16 +36,16 @@ def build_model(
     model = rebuild(network, config.defense if fitted is None else fitted)
     if isinstance(model, Preprocessed):
         if fitted is None:
-            images = dataset.images if chosen is None else _Chosen(dataset.images, chosen)
+            images = dataset.images if chosen is None else _Subset(dataset.images, chosen)
             model.fit(images, stream(config.seed, Stream.FIT))
         model.reseed(stream_seed(config.seed, Stream.MASKS))
-        model.share = (place.rank, place.world)
-    return model.to(place.device)
+        model.shard = (worker.rank, worker.world)
+    return model.to(worker.device)
 
 
 @dataclass(frozen=True)
-class _Chosen:
-    """Some of a dataset's images, read when they are asked for."""
+class _Subset:
+    """Some of a dataset's images, read when they are indexed."""
 
     images: Any
     chosen: Tensor
@@ -61,18 +57,33 @@ class _Chosen:
         return self.images[self.chosen[index]]
 
 
-def build_objective(config: TrainingConfig, place: Worker) -> Objective:
-    """The small function from a batch to its loss."""
-    if config.objective == "adversarial":
-        return Adversarial(attack_of(config, place))
-    if config.objective == "trades":
-        return Trades(attack_of(config, place), config.beta)
-    return Standard(prepared=config.prepared is not None)
-
-
 def build_optimizer(config: TrainingConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer; its rate is set anew at each step."""
+    """The optimizer over all trainable weights; the loop sets its learning rate at each step."""
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     if config.optimizer == "adamw":
-        return torch.optim.AdamW(weights, config.rate, weight_decay=config.weight_decay)
-    return torch.optim.SGD(weights, config.rate, momentum=config.momentum, weight_decay=config.weight_decay)
+        return torch.optim.AdamW(weights, config.learning_rate, weight_decay=config.weight_decay)
+    return torch.optim.SGD(
+        weights, config.learning_rate, momentum=config.momentum, weight_decay=config.weight_decay
+    )
+
+
+def number_type(precision: Precision, device: torch.device) -> torch.dtype:
+    """The dtype for `precision` on `device`.
+
+    `auto` is bfloat16 only where the processor has instructions for it: a CPU without them emulates it, which
+    is slower than float32.
+    """
+    if precision == "auto":
+        return torch.bfloat16 if _has_bfloat16(device) else torch.float32
+    return torch.bfloat16 if precision == "bfloat16" else torch.float32
+
+
+def autocast(dtype: torch.dtype, device: torch.device) -> torch.autocast:
+    """A context in which layers compute in `dtype`; weights and estimators stay in float32."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16)
+
+
+def _has_bfloat16(device: torch.device) -> bool:
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()

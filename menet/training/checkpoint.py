@@ -1,12 +1,17 @@
-"""Checkpoints: everything a run needs to go on as if it had never stopped, in one safetensors file.
+"""Checkpoints and weights of a run: written atomically, verified when read, rebuilt into a model by their header.
 
-Weights, the optimizer's state, every generator's state, how far the run is, its configuration and the versions
-that computed it. Files are written beside and renamed, so a reader or the next run never sees half of one.
+`last.safetensors` is a checkpoint, all that a run needs to resume: weights, the state of the optimizer and of
+every generator, progress, configuration, versions. `best.safetensors` holds the weights of the best epoch alone.
+Both carry a digest of their content. A file may come from a stranger: reading one runs no code, and its sizes are
+compared with its tensors before anything is allocated.
 """
 
+import hashlib
+import json
+import os
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +19,32 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from menet.errors import CheckpointError, TrainingError
+import menet
+from menet.errors import CheckpointError, ConfigurationError, TrainingError
 from menet.models import weights
-from menet.preprocessed import Preprocessed, describe
+from menet.models.registry import construct, outline
+from menet.models.weights import architecture_in
+from menet.preprocessed import Preprocessed, classifier_channels, describe, rebuild
 from menet.training.config import TrainingConfig
 
 LAST, BEST = "last.safetensors", "best.safetensors"
+DIGEST = "digest"
+
+LARGEST_SETTING = 1e9
+"""Of any number among a defense's settings in a file; beyond it a number is a mistake or an attack."""
+LARGEST_SCHEDULE = 10_000
+"""Of `masks`, the length of a schedule that is held in memory."""
+LONGEST_SETTING = 1_000
+"""Of any text, list or object among them."""
+
+_UNFIT = (CheckpointError, ConfigurationError, TypeError, ValueError, RuntimeError, LookupError, AttributeError,
+          ArithmeticError)  # fmt: skip
+"""What building a model from a header that lies, or loading tensors that do not fit it, raises."""
 
 
 @dataclass
 class Progress:
-    """How far a run is: `step` steps of `epoch` are done, with what they summed up to so far."""
+    """How far a run is: `step` steps of `epoch` (from 0) are done, with their running sums."""
 
     epoch: int = 0
     step: int = 0
@@ -32,7 +52,7 @@ class Progress:
     correct: int = 0
     seen: int = 0
     best: float | None = None
-    """The highest score of an epoch so far."""
+    """The highest validation score of an epoch so far."""
 
     def next_epoch(self) -> None:
         """Begin the next epoch."""
@@ -40,85 +60,247 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Moving:
-    """The parts of a run that change as it goes on."""
+class TrainState:
+    """Everything that changes as a run proceeds; a checkpoint is this and the configuration."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
     generators: Mapping[str, torch.Generator]
+    """The loop's own and, under `model`, the defense's."""
+    progress: Progress = field(default_factory=Progress)
 
 
-def save_checkpoint(path: Path, config: TrainingConfig, moving: Moving, progress: Progress) -> None:
-    """Write a full checkpoint, wholly or not at all; refuse weights that are not numbers."""
-    tensors = {f"model.{name}": value for name, value in moving.model.state_dict().items()}
-    for name, value in tensors.items():
-        if value.is_floating_point() and not bool(value.isfinite().all()):
-            raise TrainingError(
-                f"{name} is no longer finite at epoch {progress.epoch + 1}, step {progress.step}; "
-                "the last good checkpoint is kept (a lower rate may help)"
-            )
-    for key, state in moving.optimizer.state_dict()["state"].items():
-        for name, value in state.items():
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint of this run that was read and verified, not yet loaded."""
+
+    path: Path
+    tensors: Mapping[str, Tensor]
+    header: Mapping[str, Any]
+
+    @property
+    def defense(self) -> dict[str, Any] | None:
+        """The settings of the defense as fitted when the run began; None without a defense."""
+        return self.header.get("defense") or None
+
+    def restore(self, state: TrainState) -> None:
+        """Load everything into `state`."""
+        try:
+            _restore(state, self.tensors, self.header["progress"])
+        except _UNFIT as error:
+            raise CheckpointError(f"{self.path} does not fit this run: {_one_line(error)}") from error
+
+
+def save_checkpoint(path: Path, config: TrainingConfig, state: TrainState) -> None:
+    """Write a checkpoint atomically; refuse weights that are not finite."""
+    progress = state.progress
+    model = _finite_weights(state.model, f"epoch {progress.epoch + 1}, step {progress.step}")
+    tensors = {f"model.{name}": value for name, value in model.items()}
+    for key, values in state.optimizer.state_dict()["state"].items():
+        for name, value in values.items():
             if value is not None:
                 tensors[f"optimizer.{key}.{name}"] = value
-    for name, generator in moving.generators.items():
+    for name, generator in state.generators.items():
         tensors[f"generator.{name}"] = generator.get_state()
-    _write(path, tensors, {**_header(config, moving.model), "progress": asdict(progress)})
+    save_with_digest(path, tensors, {**_header(config, state.model), "progress": asdict(progress)})
 
 
 def save_weights(path: Path, config: TrainingConfig, model: nn.Module, scores: Mapping[str, Any]) -> None:
-    """Write the model alone, with what is known of how good it is."""
-    _write(path, model.state_dict(), {**_header(config, model), "scores": dict(scores)})
+    """Write the model alone, with its validation scores; refuse weights that are not finite."""
+    tensors = _finite_weights(model, f"the end of epoch {scores['epoch']}")
+    save_with_digest(path, tensors, {**_header(config, model), "scores": dict(scores)})
 
 
-def resume(path: Path, config: TrainingConfig, moving: Moving) -> Progress:
-    """Fill `moving` from a checkpoint and return how far it was; refuse one of another configuration."""
-    tensors, header = weights.load(path)
-    theirs = TrainingConfig.from_dict(header.get("training", {}))
-    difference = config.difference(theirs)
+def read_checkpoint(path: Path, config: TrainingConfig) -> Checkpoint:
+    """Read and verify a checkpoint; refuse one of another configuration."""
+    tensors, header = load_verified(path)
+    if DIGEST not in header:
+        raise CheckpointError(f"{path} has no digest, so this version did not write it; choose another folder")
+    saved = header.get("training")
+    difference = config.difference(saved if isinstance(saved, dict) else {})
     if difference:
         raise CheckpointError(
-            f"{path} belongs to another run: {difference}; keep to its settings, or choose another folder"
+            f"{path} belongs to another run: {difference}; use the same settings, or choose another folder"
         )
     try:
-        _fill(moving, tensors)
-        progress = Progress(**{one.name: header["progress"][one.name] for one in fields(Progress)})
-    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise CheckpointError(f"{path} does not fit this run: {reason}") from error
-    return progress
+        _check_fit(header, model_tensors(tensors))
+        name, expected = header.get("defense", {}).get("name"), config.defense.get("name")
+        if name != expected:
+            raise CheckpointError(f"expected the defense {expected!r}, got {name!r:.80}")
+    except _UNFIT as error:
+        raise CheckpointError(f"{path} does not fit this run: {_one_line(error)}") from error
+    return Checkpoint(path, tensors, header)
 
 
-def fitted_defense(path: Path, config: TrainingConfig) -> dict[str, Any] | None:
-    """The settings of the defense in a checkpoint, if it is the configured one; `resume` names what differs."""
-    defense = weights.load(path)[1].get("defense") or {}
-    return defense if defense.get("name") == config.defense.get("name") else None
+def load_model(path: str | os.PathLike[str]) -> nn.Module:
+    """The network and its defense from a run folder or weights file, in evaluation mode on the CPU.
+
+    From a run folder it is the model of the best epoch. The file alone is enough: its header says which network
+    and which defense it holds. Reading runs no code from the file.
+    """
+    file = weights_file(Path(path))
+    tensors, header = load_verified(file)
+    state = model_tensors(tensors)
+    try:
+        _check_fit(header, state)
+        network = construct(architecture_in(header), torch.Generator())
+        model = rebuild(network, header.get("defense", {}))
+        _fill(model, state)
+    except _UNFIT as error:
+        raise CheckpointError(f"cannot load {file}: {_one_line(error)}") from error
+    return model.eval()
+
+
+def load_weights(path: Path, model: nn.Module) -> dict[str, Any]:
+    """Fill `model` with the weights at `path`; return their scores."""
+    tensors, header = load_verified(path)
+    try:
+        _fill(model, model_tensors(tensors))
+        return dict(header["scores"])
+    except _UNFIT as error:
+        raise CheckpointError(f"{path} does not fit this run: {_one_line(error)}") from error
+
+
+def weights_file(path: Path) -> Path:
+    """The file to load for a run folder or a file."""
+    if not path.is_dir():
+        return path
+    for name in (BEST, LAST):
+        if (path / name).is_file():
+            return path / name
+    raise CheckpointError(f"expected a run folder with {BEST} or {LAST}, got {path}")
+
+
+def save_with_digest(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+    """Write tensors and header atomically, with the digest of both in the header."""
+    full = {"version": menet.__version__, **header}
+    try:
+        weights.save(path, tensors, {**full, DIGEST: content_digest(tensors, full)})
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or _one_line(error)
+        raise CheckpointError(f"cannot write {path} ({reason}); the previous file is kept") from error
+
+
+def load_verified(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and the header of a file, refused if either has changed since it was written.
+
+    Files without a digest are those that `menet.models.weights.save` wrote by itself.
+    """
+    tensors, header = weights.load(path)
+    if DIGEST in header and header[DIGEST] != content_digest(tensors, header):
+        raise CheckpointError(
+            f"{path} is damaged: its content does not match its digest; restore it from a copy or train again"
+        )
+    return tensors, header
+
+
+def content_digest(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> str:
+    """The SHA-256 of a header and of each tensor's name, dtype, shape and bytes, in the order of names."""
+    plain = {name: value for name, value in header.items() if name != DIGEST}
+    try:
+        digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode())
+    except (TypeError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"the header is not JSON: {_one_line(error)}") from error
+    for name in sorted(tensors):
+        value = tensors[name].detach().cpu().contiguous()
+        digest.update(f"\n{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def model_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The model's own tensors, of a full checkpoint or of a file of weights."""
+    """The model's own tensors, of a checkpoint or of a file of weights."""
     prefix = "model."
     inner = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-    return inner or dict(tensors)
+    return _without_generator(inner or tensors)
 
 
-def _fill(moving: Moving, tensors: Mapping[str, Tensor]) -> None:
-    moving.model.load_state_dict(model_tensors(tensors))
-    state: dict[int, dict[str, Tensor]] = {}
+def _check_fit(header: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
+    """Raise unless `state` is that of the model which `header` describes; allocate nothing on its word.
+
+    A header of a few bytes can ask for gigabytes, so its sizes are bounded and the model is built on the meta
+    device first.
+    """
+    architecture = architecture_in(header)
+    defense = header.get("defense", {})
+    if not isinstance(defense, dict):
+        raise CheckpointError(f"expected an object as defense, got {defense!r:.80}")
+    _check_sizes("defense", defense)
+    network = outline(architecture)
+    with torch.device("meta"):
+        model = rebuild(network, defense, seed=None)
+    codes = classifier_channels(1, defense)
+    if architecture.channels % codes:
+        raise CheckpointError(f"expected a multiple of {codes} channels, got {architecture.channels}")
+    _check_same_tensors(model, state)
+
+
+def _check_sizes(name: str, value: Any) -> None:
+    """Refuse settings so large that building the defense, or reading them, could exhaust memory."""
+    if isinstance(value, dict | list | str) and len(value) > LONGEST_SETTING:
+        raise CheckpointError(f"expected at most {LONGEST_SETTING} entries in {name:.80}, got {len(value)}")
+    if isinstance(value, dict | list):
+        inner = value.items() if isinstance(value, dict) else ((name, one) for one in value)
+        for key, one in inner:
+            _check_sizes(str(key), one)
+    most = LARGEST_SCHEDULE if name == "masks" else LARGEST_SETTING
+    if isinstance(value, int | float) and not abs(value) <= most:
+        raise CheckpointError(f"expected {name:.80} <= {most:g}, got {value!r:.80}")
+
+
+def _check_same_tensors(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    expected = _without_generator(model.state_dict())
+    for name in sorted(expected.keys() ^ state.keys()):
+        raise CheckpointError(f"tensor {name!r:.120} is {'missing' if name in expected else 'unknown'}")
+    for name, tensor in expected.items():
+        if tensor.shape != state[name].shape:
+            raise CheckpointError(
+                f"expected {name!r} of shape {tuple(tensor.shape)}, got {tuple(state[name].shape)}"
+            )
+        if tensor.is_floating_point() != state[name].is_floating_point():
+            raise CheckpointError(f"expected {name!r} as {tensor.dtype}, got {state[name].dtype}")
+
+
+def _fill(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    _check_same_tensors(model, state)
+    # Not strict only for the sake of `_extra_state`, which is never stored; the check above is strict.
+    model.load_state_dict(state, strict=False)
+
+
+def _restore(state: TrainState, tensors: Mapping[str, Tensor], progress: Mapping[str, Any]) -> None:
+    _fill(state.model, model_tensors(tensors))
+    moments: dict[int, dict[str, Tensor]] = {}
     for name, value in tensors.items():
         kind, _, rest = name.partition(".")
         if kind == "optimizer":
             key, _, part = rest.partition(".")
-            state.setdefault(int(key), {})[part] = value
-    groups = moving.optimizer.state_dict()["param_groups"]
-    parameters = [parameter for group in moving.optimizer.param_groups for parameter in group["params"]]
-    for number, parts in state.items():
+            moments.setdefault(int(key), {})[part] = value
+    groups = state.optimizer.state_dict()["param_groups"]
+    parameters = [parameter for group in state.optimizer.param_groups for parameter in group["params"]]
+    for number, parts in moments.items():
         for part, value in parts.items():
             if value.ndim and value.shape != parameters[number].shape:
                 raise ValueError(f"the optimizer's {part} of weight {number} has shape {tuple(value.shape)}")
-    moving.optimizer.load_state_dict({"state": state, "param_groups": groups})
-    for name, generator in moving.generators.items():
+    state.optimizer.load_state_dict({"state": moments, "param_groups": groups})
+    for name, generator in state.generators.items():
         generator.set_state(tensors[f"generator.{name}"])
+    for one in fields(Progress):
+        setattr(state.progress, one.name, progress[one.name])
+
+
+def _finite_weights(model: nn.Module, where: str) -> dict[str, Tensor]:
+    tensors = _without_generator(model.state_dict())
+    for name, value in tensors.items():
+        if value.is_floating_point() and not bool(value.isfinite().all()):
+            raise TrainingError(
+                f"{name} is not finite at {where}; the last good checkpoint is kept (try a lower learning rate)"
+            )
+    return tensors
+
+
+def _without_generator(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    # Weights do not hold a defense's random state: every load would replay the same masks.
+    return {name: value for name, value in state.items() if name.rpartition(".")[2] != "_extra_state"}
 
 
 def _header(config: TrainingConfig, model: nn.Module) -> dict[str, Any]:
@@ -132,9 +314,5 @@ def _header(config: TrainingConfig, model: nn.Module) -> dict[str, Any]:
     }
 
 
-def _write(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
-    try:
-        weights.save(path, tensors, header)
-    except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-        raise CheckpointError(f"{path} cannot be written ({reason}); what stood there before is kept") from error
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

@@ -24,8 +24,8 @@ Norm = Literal["linf", "l2"]
 class TrainingConfig:
     """What is trained, on what, and how; two runs of equal configurations end in equal weights.
 
-    Images are on [0, 1], and so are `epsilon` and `step_size`. A field that cannot work is refused here, before
-    any work starts.
+    Images are on [0, 1], and so are `epsilon` and `step_size`. Every field is validated here, before any work
+    starts.
     """
 
     recipe: str = "own"
@@ -33,46 +33,46 @@ class TrainingConfig:
     dataset: str = "digits"
     model: str = "lenet"
     defense: dict[str, Any] = field(default_factory=dict)
-    """`describe(module)` of a preprocessing defense, where what is left out has its default; empty for none."""
+    """`describe(module)` of a preprocessing defense; omitted settings have their defaults. Empty for none."""
 
     objective: Objective = "standard"
     norm: Norm = "linf"
     epsilon: float = 0.3
     steps: int = 10
-    """Steps of PGD for each batch; the attack starts at a random point of the ball."""
+    """PGD steps of the training attack, from a random start in the ε-ball."""
     step_size: float = 0.075
     eot: int = 1
-    """Masks behind each of the attack's gradients."""
+    """Random draws of the defense averaged in each gradient of the attack."""
     beta: float = 6.0
     """Weight of the robust term of TRADES."""
 
     epochs: int = 10
-    batch: int = 128
-    """Images in one step over all processes; an epoch's last images that do not fill one are left out of it."""
+    batch_size: int = 128
+    """Images per step over all processes; the last images of an epoch that do not fill a batch are dropped."""
     optimizer: Optimizer = "sgd"
-    rate: float = 0.05
-    """The highest learning rate."""
+    learning_rate: float = 0.05
+    """The peak learning rate."""
     schedule: Schedule = "one-cycle"
     milestones: tuple[int, ...] = ()
-    """Epochs after which a step schedule divides the rate by ten."""
+    """Epochs after which the step schedule divides the learning rate by ten."""
     momentum: float = 0.9
     weight_decay: float = 1e-4
     augmentation: bool = False
-    """Pad by 4, crop at random, mirror at random."""
+    """Pad by 4, random crop, random horizontal flip."""
 
     prepared: str | None = None
-    """Folder of a prepared set (`menet prepare`) to take estimates from, in place of fresh masks."""
+    """Folder of a prepared set (`menet prepare`), whose estimates replace fresh masks."""
     limit: int | None = None
-    """Train on so many images, chosen at random; all if None."""
+    """Train on a random subset of this many images; all if None."""
     validation: int = 0
-    """Images held out of the training set, by which the best epoch is chosen. With none it is the last epoch."""
+    """Training images held out to select the best epoch. With 0 the last epoch is the best."""
     seed: int = 0
     precision: Precision = "auto"
-    """`auto` is bfloat16 where the processor computes in it, else float32."""
+    """`auto` is bfloat16 on processors with bfloat16 instructions, else float32."""
     channels_last: bool = True
 
     def __post_init__(self) -> None:
-        for name, accepted in (
+        for name, choices in (
             ("objective", get_args(Objective)),
             ("optimizer", get_args(Optimizer)),
             ("schedule", get_args(Schedule)),
@@ -80,72 +80,80 @@ class TrainingConfig:
             ("norm", get_args(Norm)),
             ("model", tuple(NETWORKS)),
         ):
-            if getattr(self, name) not in accepted:
-                raise ConfigurationError(f"{name} is {getattr(self, name)!r}; accepted are {', '.join(accepted)}")
+            if getattr(self, name) not in choices:
+                raise ConfigurationError(
+                    f"unknown {name} {getattr(self, name)!r:.80}; choose from {', '.join(choices)}"
+                )
         for name, least in (
             ("epochs", 1),
-            ("batch", 1),
+            ("batch_size", 1),
             ("steps", 1),
             ("eot", 1),
             ("validation", 0),
             ("seed", 0),
         ):
-            _whole(name, getattr(self, name), least)
+            _check_integer(name, getattr(self, name), least)
         if self.limit is not None:
-            _whole("limit", self.limit, 1)
-        for name in ("rate", "step_size"):
-            _number(name, getattr(self, name), above=True)
+            _check_integer("limit", self.limit, 1)
+        for name in ("learning_rate", "step_size"):
+            _check_number(name, getattr(self, name), positive=True)
         for name in ("epsilon", "beta", "weight_decay", "momentum"):
-            _number(name, getattr(self, name), above=False)
+            _check_number(name, getattr(self, name), positive=False)
         if self.momentum >= 1:
-            raise ConfigurationError(f"momentum is {self.momentum}; accepted are numbers from 0 to below 1")
+            raise ConfigurationError(f"expected momentum < 1, got {self.momentum}")
         if self.schedule == "one-cycle" and self.milestones:
-            raise ConfigurationError(f"milestones is {self.milestones}, which only the schedule 'step' has")
+            raise ConfigurationError(
+                f"expected no milestones with schedule 'one-cycle', got {self.milestones}; "
+                "use schedule 'step', or leave them out"
+            )
         if list(self.milestones) != sorted(set(self.milestones)) or min(self.milestones, default=1) < 1:
-            raise ConfigurationError(f"milestones is {self.milestones}; accepted are rising epochs from 1")
+            raise ConfigurationError(f"expected increasing milestones >= 1, got {self.milestones}")
         self._check_defense()
 
     def _check_defense(self) -> None:
         try:
             module = rebuild(nn.Identity(), self.defense)
         except (ConfigurationError, TypeError, ValueError) as error:
-            raise ConfigurationError(f"defense is {self.defense!r:.200}: {error}") from error
+            raise ConfigurationError(f"invalid defense {self.defense!r:.200}: {error}") from error
         if self.prepared is not None:
             if not isinstance(module, MENet):
                 raise ConfigurationError(
-                    f"prepared is {self.prepared!r}, which only the defense 'me-net' can use"
+                    f"expected defense 'me-net' with prepared {self.prepared!r}, "
+                    f"got {self.defense.get('name', 'none')!r}"
                 )
             if self.objective != "standard":
                 raise ConfigurationError(
-                    f"prepared is {self.prepared!r} with the objective {self.objective!r}; an attack needs fresh "
-                    "masks, so accepted is 'standard'"
+                    f"expected objective 'standard' with prepared {self.prepared!r}, got {self.objective!r}: "
+                    "an attack needs fresh masks"
                 )
-        # What was left out is written down, so that a later change of a default does not change this run.
+        # Defaults are written out, so that a later change of a default does not change this run.
         object.__setattr__(self, "defense", describe(module))
         object.__setattr__(self, "milestones", tuple(self.milestones))
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values; `from_dict` takes them back."""
+        """Plain JSON values; the inverse of `from_dict`."""
         return {**asdict(self), "milestones": list(self.milestones)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "TrainingConfig":
-        """The configuration that `as_dict` wrote down."""
+        """The configuration that `as_dict` wrote."""
         known = [one.name for one in fields(cls)]
         unknown = sorted(set(values) - set(known))
         if unknown:
-            raise ConfigurationError(f"there is no setting {unknown[0]!r:.80}; accepted are {', '.join(known)}")
+            raise ConfigurationError(f"unknown setting {unknown[0]!r:.80}; choose from {', '.join(known)}")
         try:
             return cls(**{**values, "milestones": tuple(values.get("milestones", ()))})
         except (TypeError, AttributeError) as error:
-            raise ConfigurationError(f"the configuration has a value of a wrong kind: {error}") from error
+            raise ConfigurationError(f"a setting has the wrong type: {error}") from error
 
-    def difference(self, other: "TrainingConfig") -> str | None:
-        """The first field by which two runs differ, with both values; None where there is none."""
-        mine, theirs = self.as_dict(), other.as_dict()
-        for name in mine:
-            if name != "recipe" and mine[name] != theirs[name]:
-                return f"{name} is {mine[name]!r:.200}, there it is {theirs[name]!r:.200}"
+    def difference(self, saved: Mapping[str, Any]) -> str | None:
+        """The first field in which another run's `as_dict()` differs, with both values; None if none does.
+
+        It compares plain values and builds nothing: `saved` may come from a stranger's file.
+        """
+        for name, mine in self.as_dict().items():
+            if name != "recipe" and (name not in saved or mine != saved[name]):
+                return f"expected {name} {saved.get(name)!r:.200}, got {mine!r:.200}"
         return None
 
 
@@ -157,12 +165,12 @@ def me_net(
     return {"name": "me-net", "estimator": {"name": estimator}, "p": plain, **settings}
 
 
-def _whole(name: str, value: object, least: int) -> None:
+def _check_integer(name: str, value: object, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigurationError(f"{name} is {value!r}; accepted are whole numbers from {least}")
+        raise ConfigurationError(f"expected an integer {name} >= {least}, got {value!r}")
 
 
-def _number(name: str, value: object, *, above: bool) -> None:
-    fits = isinstance(value, int | float) and math.isfinite(value) and (value > 0 if above else value >= 0)
+def _check_number(name: str, value: object, *, positive: bool) -> None:
+    fits = isinstance(value, int | float) and math.isfinite(value) and (value > 0 if positive else value >= 0)
     if not fits:
-        raise ConfigurationError(f"{name} is {value!r}; accepted are numbers {'above' if above else 'from'} 0")
+        raise ConfigurationError(f"expected a finite {name} {'> 0' if positive else '>= 0'}, got {value!r}")

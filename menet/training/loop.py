@@ -1,4 +1,4 @@
-"""The training loop, from top to bottom: where a run starts or goes on, its steps, its epochs, its end."""
+"""The training loop, from top to bottom: how a run starts or resumes, its steps, its epochs, its end."""
 
 import json
 import math
@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,32 +17,32 @@ from torch import Tensor, nn
 from menet import data
 from menet.distributed import Worker, joined
 from menet.errors import AttackError, ConfigurationError, TrainingError
-from menet.files import write_atomically
+from menet.files import locked, write_atomically
+from menet.preprocessed import Preprocessed
 from menet.progress import Reporter, reporting
 from menet.seeding import Stream, stream
-from menet.training.adversarial import attack_of
 from menet.training.batches import Batches
-from menet.training.building import Objective, build_model, build_objective, build_optimizer
+from menet.training.building import autocast, build_model, build_optimizer, number_type
 from menet.training.checkpoint import (
     BEST,
     LAST,
-    Moving,
     Progress,
-    fitted_defense,
-    resume,
+    TrainState,
+    load_weights,
+    read_checkpoint,
     save_checkpoint,
     save_weights,
 )
 from menet.training.config import TrainingConfig
 from menet.training.log import Log, read_log
-from menet.training.precision import autocast, number_type
-from menet.training.rates import rate_at
+from menet.training.lr_schedule import learning_rate_at
+from menet.training.objectives import BatchLoss, LossAndLogits, build_objective, training_attack
 from menet.training.score import accuracy
 
 
 @dataclass(frozen=True)
 class Saving:
-    """How often a run writes a checkpoint within an epoch, beside the one at its end; and a row in its log."""
+    """How often a run writes a checkpoint within an epoch, besides the one at its end; and a row of its log."""
 
     seconds: float = 60.0
     steps: int | None = None
@@ -52,23 +52,64 @@ class Saving:
         for name in ("seconds", "steps", "log_steps"):
             value = getattr(self, name)
             if value is not None and not value > 0:
-                raise ConfigurationError(f"{name} is {value}; accepted are numbers above 0")
+                raise ConfigurationError(f"expected {name} > 0, got {value}")
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """What a run ended with; usable as a path to its folder."""
+
+    folder: Path
+    epoch: int
+    """The best epoch, counted from 1."""
+    test_accuracy: float
+    """Of the weights of that epoch, with one draw of the defense per test image."""
+
+    @property
+    def weights(self) -> Path:
+        """The weights file of the best epoch."""
+        return self.folder / BEST
+
+    def __fspath__(self) -> str:
+        return str(self.folder)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run in progress, as one of its processes sees it."""
+
+    config: TrainingConfig
+    folder: Path
+    worker: Worker
+    batches: Batches
+    state: TrainState
+    forward: nn.Module
+    """The training step's forward pass, over all processes."""
+    precision: torch.dtype
+    saving: Saving
+    log: Log | None
+    """On the first process only, which is the one that writes."""
+
+    @property
+    def step(self) -> int:
+        """Steps done since the beginning of the run."""
+        return self.state.progress.epoch * self.batches.steps + self.state.progress.step
 
 
 class Step(nn.Module):
-    """One forward pass of training, attack included: images and labels → loss and logits.
+    """The forward pass of one training step, attack included: images and labels → loss and logits.
 
     It is a module so that `DistributedDataParallel` sees one forward pass per step, whatever the objective does.
     """
 
     def __init__(
-        self, model: nn.Module, objective: Objective, generator: torch.Generator, kind: torch.dtype
+        self, model: nn.Module, objective: BatchLoss, generator: torch.Generator, precision: torch.dtype
     ) -> None:
         super().__init__()
-        self.model, self.objective, self.generator, self.kind = model, objective, generator, kind
+        self.model, self.objective, self.generator, self.precision = model, objective, generator, precision
 
-    def forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        with autocast(self.kind, images.device):
+    def forward(self, images: Tensor, labels: Tensor) -> LossAndLogits:
+        with autocast(self.precision, images.device):
             return self.objective(self.model, images, labels, self.generator)
 
 
@@ -78,194 +119,190 @@ def train(
     *,
     root: str | os.PathLike[str] | None = None,
     saving: Saving | None = None,
-) -> Path:
-    """Train by `config` in the run folder, or go on with the run that is there; return the folder.
+) -> TrainingResult:
+    """Train by `config` in a run folder, or resume the run that is there; return the test accuracy.
 
-    The folder gets `config.json`, `log.jsonl`, `last.safetensors` (all that is needed to go on) and
-    `best.safetensors` (the model of the best epoch). A run that was killed goes on from its last checkpoint, and
-    on a CPU with the same number of threads ends in the same bits. Under `torchrun` all processes train one model
-    together; the folder must then be one that all of them see. `root` holds the datasets.
+    The folder gets `config.json`, `log.jsonl`, `last.safetensors` (the checkpoint) and `best.safetensors` (the
+    weights of the best epoch), and is locked while the run lasts. A run that was killed resumes from its last
+    checkpoint, and on a CPU with the same number of threads ends in the same bits. Under `torchrun` all processes
+    train one model together, in a folder that all of them see. `root` holds the datasets.
     """
-    folder, saving = Path(folder), saving or Saving()
-    with joined() as place:
-        batches = Batches.of(config, None if root is None else Path(root), place.world)
-        testing = data.load(config.dataset, "test", root)
-        resumed = (folder / LAST).exists()
-        fitted = fitted_defense(folder / LAST, config) if resumed and config.defense else None
-        model = build_model(config, batches.dataset, place, chosen=batches.chosen, fitted=fitted)
-        kind = number_type(config.precision, place.device)
-        moving = Moving(
-            model,
-            build_optimizer(config, model),
-            {
-                "augmentation": stream(config.seed, Stream.AUGMENTATION),
-                "attack": stream(config.seed, Stream.ATTACK),
-            },
-        )
-        progress = resume(folder / LAST, config, moving) if resumed else Progress()
-        with _log(folder, config, place, progress.epoch * batches.steps + progress.step, resumed) as log:
-            # No process may write the next checkpoint before all have read this one.
-            place.wait()
-            objective = build_objective(config, place)
-            step = place.parallel(Step(model, objective, moving.generators["attack"], kind))
-            while progress.epoch < config.epochs:
-                _epoch(config, batches, step, moving, progress, place, log, saving, folder)
-                scores = _scores(config, batches, model, place, kind, progress)
-                _finish_epoch(config, batches, moving, progress, scores, place, log, folder)
-            _test(config, model, testing, place, kind, log, config.epochs * batches.steps, folder)
-    return folder
+    with joined() as worker:
+        batches = Batches.of(config, None if root is None else Path(root), worker.world)
+        test_set = data.load(config.dataset, "test", root)
+        with _started(config, Path(folder), worker, batches, saving or Saving()) as run:
+            while run.state.progress.epoch < config.epochs:
+                _epoch(run)
+                _finish_epoch(run, _validate(run))
+            return _test(run, test_set)
 
 
-def _epoch(
-    config: TrainingConfig,
-    batches: Batches,
-    step: nn.Module,
-    moving: Moving,
-    progress: Progress,
-    place: Worker,
-    log: Log | None,
-    saving: Saving,
-    folder: Path,
-) -> None:
-    """The steps of an epoch from where it stands to its end, with checkpoints on the way."""
+@contextmanager
+def _started(
+    config: TrainingConfig, folder: Path, worker: Worker, batches: Batches, saving: Saving
+) -> Iterator[Run]:
+    """The run of a folder, from its last checkpoint or from the beginning; the folder is locked meanwhile."""
+    with ExitStack() as stack:
+        _lock(folder, worker, stack)
+        # The others read the folder only when the first process holds it.
+        worker.wait()
+        checkpoint = read_checkpoint(folder / LAST, config) if (folder / LAST).exists() else None
+        fitted = None if checkpoint is None else checkpoint.defense
+        model = build_model(config, batches.dataset, worker, chosen=batches.chosen, fitted=fitted)
+        generators = {
+            "augmentation": stream(config.seed, Stream.AUGMENTATION),
+            "attack": stream(config.seed, Stream.ATTACK),
+        }
+        if isinstance(model, Preprocessed):
+            generators["model"] = model.generator
+        state = TrainState(model, build_optimizer(config, model), generators)
+        if checkpoint is not None:
+            checkpoint.restore(state)
+        log = None
+        if worker.first:
+            step = state.progress.epoch * batches.steps + state.progress.step
+            log = _open_log(folder, config, step, resumed=checkpoint is not None)
+            stack.callback(log.close)
+        # No process may write the next checkpoint before all have read this one.
+        worker.wait()
+        precision = number_type(config.precision, worker.device)
+        forward = Step(model, build_objective(config, worker), generators["attack"], precision)
+        yield Run(config, folder, worker, batches, state, worker.parallel(forward), precision, saving, log)
+
+
+def _epoch(run: Run) -> None:
+    """Train from where the epoch stands to its end, with checkpoints on the way."""
+    config, batches, state, progress = run.config, run.batches, run.state, run.state.progress
     order = batches.order(progress.epoch)
-    moving.model.train()
+    state.model.train()
     saved = time.monotonic()
-    with _reporting(f"epoch {progress.epoch + 1} of {config.epochs}", batches.steps, place) as reporter:
+    with _reporting(f"epoch {progress.epoch + 1} of {config.epochs}", batches.steps, run.worker) as reporter:
         reporter.advance(progress.step)
         while progress.step < batches.steps:
-            done = progress.epoch * batches.steps + progress.step
-            rate = rate_at(config, done, batches.steps)
-            for group in moving.optimizer.param_groups:
-                group["lr"] = rate
+            learning_rate = learning_rate_at(config, run.step, batches.steps)
+            for group in state.optimizer.param_groups:
+                group["lr"] = learning_rate
 
-            images, labels = batches.batch(order, progress.step, moving.generators["augmentation"], place)
+            images, labels = batches.batch(order, progress.step, state.generators["augmentation"], run.worker)
             try:
-                loss, logits = step(images, labels)
+                loss, logits = run.forward(images, labels)
             except AttackError as error:
                 raise TrainingError(f"{_where(progress)}: {error}; the last good checkpoint is kept") from error
-            right = (logits.argmax(1) == labels).sum()
-            mean_loss, correct = _over_processes(place, loss, right)
+            mean_loss, correct = _over_workers(run.worker, loss, (logits.argmax(1) == labels).sum())
             if not math.isfinite(mean_loss):
                 raise TrainingError(
-                    f"the loss is {mean_loss} at {_where(progress)} (rate {rate:.3g}); the last good checkpoint "
-                    "is kept (a lower rate may help)"
+                    f"the loss is {mean_loss} at {_where(progress)} (learning rate {learning_rate:.3g}); "
+                    "the last good checkpoint is kept (try a lower learning rate)"
                 )
-            moving.optimizer.zero_grad(set_to_none=True)
+            state.optimizer.zero_grad(set_to_none=True)
             loss.backward()
-            moving.optimizer.step()
+            state.optimizer.step()
 
             progress.step += 1
-            progress.loss += mean_loss * config.batch
+            progress.loss += mean_loss * config.batch_size
             progress.correct += correct
-            progress.seen += config.batch
-            share = progress.correct / progress.seen
-            reporter.advance(loss=progress.loss / progress.seen, accuracy=f"{share:.2%}")
-            if log is None:
+            progress.seen += config.batch_size
+            reporter.advance(
+                loss=progress.loss / progress.seen, accuracy=f"{progress.correct / progress.seen:.2%}"
+            )
+            if run.log is None:
                 continue
-            done += 1
-            if done % saving.log_steps == 0:
-                log.write("step", done, loss=mean_loss, accuracy=correct / config.batch, rate=rate)
+            if run.step % run.saving.log_steps == 0:
+                batch_accuracy = correct / config.batch_size
+                run.log.write(
+                    "step", run.step, loss=mean_loss, accuracy=batch_accuracy, learning_rate=learning_rate
+                )
             # The end of an epoch is saved with its scores, never between steps and scores.
-            due = time.monotonic() - saved >= saving.seconds or (saving.steps and done % saving.steps == 0)
+            due = time.monotonic() - saved >= run.saving.seconds
+            due = due or (run.saving.steps is not None and run.step % run.saving.steps == 0)
             if due and progress.step < batches.steps:
-                save_checkpoint(folder / LAST, config, moving, progress)
+                save_checkpoint(run.folder / LAST, config, state)
                 saved = time.monotonic()
 
 
-def _scores(
-    config: TrainingConfig,
-    batches: Batches,
-    model: nn.Module,
-    place: Worker,
-    kind: torch.dtype,
-    progress: Progress,
-) -> dict[str, float]:
-    """How good the epoch's model is on held-out images; under attack too where it was trained so."""
+def _validate(run: Run) -> dict[str, float]:
+    """The epoch's accuracy on the validation images; the robust accuracy too where training is adversarial."""
+    batches = run.batches
     if not len(batches.held_out):
         return {}
-    common: dict[str, Any] = {"seed": config.seed, "place": place, "precision": kind}
-    scores = {"validation": accuracy(model, batches.dataset, batches.held_out, **common)}
-    if config.objective != "standard":
-        attack = attack_of(config)
+    common: dict[str, Any] = {"seed": run.config.seed, "worker": run.worker, "precision": run.precision}
+    scores = {"validation": accuracy(run.state.model, batches.dataset, batches.held_out, **common)}
+    if run.config.objective != "standard":
+        attack = training_attack(run.config)
         scores["validation_attacked"] = accuracy(
-            model, batches.dataset, batches.held_out, attack=attack, **common
+            run.state.model, batches.dataset, batches.held_out, attack=attack, **common
         )
     return scores
 
 
-def _finish_epoch(
-    config: TrainingConfig,
-    batches: Batches,
-    moving: Moving,
-    progress: Progress,
-    scores: dict[str, float],
-    place: Worker,
-    log: Log | None,
-    folder: Path,
-) -> None:
-    """Write the epoch down: the best model if this is it, the log, the checkpoint, in this order.
+def _finish_epoch(run: Run, scores: dict[str, float]) -> None:
+    """Write the epoch: the weights if it is the best, the log, the checkpoint, in this order.
 
     A run killed in between repeats the end of the epoch and writes the same again.
     """
-    loss, share = progress.loss / progress.seen, progress.correct / progress.seen
-    epoch = progress.epoch + 1
+    progress = run.state.progress
+    epoch, loss, train_accuracy = (
+        progress.epoch + 1,
+        progress.loss / progress.seen,
+        progress.correct / progress.seen,
+    )
     score = scores.get("validation_attacked", scores.get("validation"))
     best = score is None or progress.best is None or score > progress.best
     progress.best = score if best else progress.best
     progress.next_epoch()
-    if log is None:
+    if run.log is None:
         return
     if best:
-        save_weights(folder / BEST, config, moving.model, {"epoch": epoch, **scores})
-    log.write("epoch", epoch * batches.steps, epoch=epoch, loss=loss, accuracy=share, best=best, **scores)
-    save_checkpoint(folder / LAST, config, moving, progress)
-    told = ", ".join(f"{name.replace('_', ' ')} {value:.2%}" for name, value in scores.items())
+        save_weights(run.folder / BEST, run.config, run.state.model, {"epoch": epoch, **scores})
+    run.log.write("epoch", run.step, epoch=epoch, loss=loss, accuracy=train_accuracy, best=best, **scores)
+    save_checkpoint(run.folder / LAST, run.config, run.state)
+    told = "".join(f", {name.replace('_', ' ')} {value:.2%}" for name, value in scores.items())
     print(
-        f"epoch {epoch} of {config.epochs}: loss {loss:.4f}, accuracy {share:.2%}{told and ', '}{told}",
+        f"epoch {epoch} of {run.config.epochs}: loss {loss:.4f}, accuracy {train_accuracy:.2%}{told}",
         file=sys.stderr,
     )
 
 
-def _test(
-    config: TrainingConfig,
-    model: nn.Module,
-    testing: data.Dataset,
-    place: Worker,
-    kind: torch.dtype,
-    log: Log | None,
-    step: int,
-    folder: Path,
-) -> None:
-    """Score the last model on the test images once, at the end of the run."""
-    done = torch.tensor(int(any(row["kind"] == "test" for row in read_log(folder))) if place.first else 0)
-    if int(place.total(done.to(place.device))):
-        return
-    share = accuracy(model, testing, seed=config.seed, place=place, precision=kind)
-    if log is not None:
-        log.write("test", step, accuracy=share, images=len(testing))
+def _test(run: Run, test_set: data.Dataset) -> TrainingResult:
+    """Test the weights of the best epoch, as they are in their file; once, at the end of the run."""
+    # From the first process to all: the best epoch (0 where the test is still to be made) and its accuracy.
+    known = torch.zeros(2, dtype=torch.float64, device=run.worker.device)
+    if run.log is not None:
+        for row in read_log(run.folder):
+            if row["kind"] == "test" and isinstance(row.get("accuracy"), float) and row.get("epoch"):
+                known[0], known[1] = row["epoch"], row["accuracy"]
+    epoch, test_accuracy = run.worker.total(known).tolist()
+    if not epoch:
+        epoch = load_weights(run.folder / BEST, run.state.model)["epoch"]
+        test_accuracy = accuracy(
+            run.state.model, test_set, seed=run.config.seed, worker=run.worker, precision=run.precision
+        )
+        if run.log is not None:
+            run.log.write("test", run.step, epoch=epoch, accuracy=test_accuracy, images=len(test_set))
+    return TrainingResult(run.folder, int(epoch), test_accuracy)
 
 
-@contextmanager
-def _log(folder: Path, config: TrainingConfig, place: Worker, step: int, resumed: bool) -> Iterator[Log | None]:
-    """The run's log on the first process, None on the others."""
-    if not place.first:
-        yield None
+def _lock(folder: Path, worker: Worker, stack: ExitStack) -> None:
+    """Lock the folder for this run: two at once would overwrite each other's log and checkpoints."""
+    if not worker.first:
         return
+    try:
+        stack.enter_context(locked(folder))
+    except OSError as error:
+        raise TrainingError(f"cannot write the run folder {folder}: {error.strerror}") from error
+
+
+def _open_log(folder: Path, config: TrainingConfig, step: int, *, resumed: bool) -> Log:
     try:
         write_atomically(folder / "config.json", json.dumps(config.as_dict(), indent=1) + "\n")
     except OSError as error:
-        raise TrainingError(f"out is {folder}, which cannot be written: {error.strerror}") from error
-    log = Log(folder, step, resumed=resumed)
-    try:
-        yield log
-    finally:
-        log.close()
+        raise TrainingError(f"cannot write the run folder {folder}: {error.strerror}") from error
+    return Log(folder, step, resumed=resumed)
 
 
 @contextmanager
-def _reporting(description: str, total: int, place: Worker) -> Iterator[Reporter]:
-    if place.first:
+def _reporting(description: str, total: int, worker: Worker) -> Iterator[Reporter]:
+    if worker.first:
         with reporting(description, total) as reporter:
             yield reporter
         return
@@ -273,10 +310,10 @@ def _reporting(description: str, total: int, place: Worker) -> Iterator[Reporter
         yield reporter
 
 
-def _over_processes(place: Worker, loss: Tensor, right: Tensor) -> tuple[float, int]:
-    numbers = place.total(torch.stack([loss.detach().double(), right.double()]))
-    mean_loss, correct = numbers.tolist()
-    return mean_loss / place.world, int(correct) if math.isfinite(correct) else 0
+def _over_workers(worker: Worker, loss: Tensor, correct: Tensor) -> tuple[float, int]:
+    """The mean loss and the number of correct predictions over all workers."""
+    total_loss, total_correct = worker.total(torch.stack([loss.detach().double(), correct.double()])).tolist()
+    return total_loss / worker.world, int(total_correct) if math.isfinite(total_correct) else 0
 
 
 def _where(progress: Progress) -> str:

@@ -1,7 +1,7 @@
 """Recipes: functions that return a `TrainingConfig`. Change one with `dataclasses.replace`.
 
-Those whose name begins with `paper_` are Appendix B of the paper; the others are short ones made for two cores,
-whose results are their own and not the paper's.
+Those named `paper_…` are Appendix B of the paper; the others are short recipes for two cores, whose results are
+not comparable with the paper's.
 """
 
 from collections.abc import Callable
@@ -16,14 +16,14 @@ Kind = Literal["short", "paper"]
 __all__ = ["RECIPES", "Kind", "adversarial", "by_name", "digits", "me_net", "with_defense"]
 
 LINF_8: dict[str, Any] = {"norm": "linf", "epsilon": 8 / 255, "steps": 7, "step_size": 2 / 255}
-"""The paper's attack while training, for all datasets but MNIST."""
+"""The paper's training attack on all datasets but MNIST."""
 LINF_MNIST: dict[str, Any] = {"norm": "linf", "epsilon": 0.3, "steps": 40, "step_size": 0.01}
-"""The paper's attack while training on MNIST, after Madry et al."""
+"""The paper's training attack on MNIST, after Madry et al."""
 PAPER: dict[str, Any] = {
     "optimizer": "sgd",
     "momentum": 0.9,
     "weight_decay": 1e-4,
-    "batch": 256,
+    "batch_size": 256,
     "schedule": "step",
     "precision": "float32",
 }
@@ -32,7 +32,7 @@ PAPER: dict[str, Any] = {
 def paper_cifar10() -> TrainingConfig:
     """ResNet-18 on CIFAR-10, 200 epochs (Appendix B). For the Wide-ResNet change `model`."""
     return TrainingConfig(
-        recipe="paper", dataset="cifar10", model="resnet18", epochs=200, rate=0.1, milestones=(100, 150),
+        recipe="paper", dataset="cifar10", model="resnet18", epochs=200, learning_rate=0.1, milestones=(100, 150),
         augmentation=True, **PAPER, **LINF_8,
     )  # fmt: skip
 
@@ -40,7 +40,7 @@ def paper_cifar10() -> TrainingConfig:
 def paper_mnist() -> TrainingConfig:
     """LeNet on MNIST, 200 epochs, no augmentation (Appendix B)."""
     return TrainingConfig(
-        recipe="paper", dataset="mnist", model="lenet", epochs=200, rate=0.01, milestones=(100, 150),
+        recipe="paper", dataset="mnist", model="lenet", epochs=200, learning_rate=0.01, milestones=(100, 150),
         **PAPER, **LINF_MNIST,
     )  # fmt: skip
 
@@ -48,7 +48,7 @@ def paper_mnist() -> TrainingConfig:
 def paper_svhn() -> TrainingConfig:
     """ResNet-18 on SVHN, 200 epochs (Appendix B)."""
     return TrainingConfig(
-        recipe="paper", dataset="svhn", model="resnet18", epochs=200, rate=0.01, milestones=(100, 150),
+        recipe="paper", dataset="svhn", model="resnet18", epochs=200, learning_rate=0.01, milestones=(100, 150),
         augmentation=True, **PAPER, **LINF_8,
     )  # fmt: skip
 
@@ -56,43 +56,43 @@ def paper_svhn() -> TrainingConfig:
 def paper_tiny_imagenet() -> TrainingConfig:
     """DenseNet-121 on Tiny-ImageNet, 90 epochs (Appendix B)."""
     return TrainingConfig(
-        recipe="paper", dataset="tiny-imagenet", model="densenet121", epochs=90, rate=0.1, milestones=(30, 60),
-        augmentation=True, **PAPER, **LINF_8,
+        recipe="paper", dataset="tiny-imagenet", model="densenet121", epochs=90, learning_rate=0.1,
+        milestones=(30, 60), augmentation=True, **PAPER, **LINF_8,
     )  # fmt: skip
 
 
 def digits() -> TrainingConfig:
-    """LeNet on the 4,000 embedded digits: seconds without an attack, minutes with one."""
+    """LeNet on the 4,000 embedded digits: seconds with standard training, minutes with adversarial."""
     return TrainingConfig(
-        recipe="short", dataset="digits", model="lenet", epochs=8, batch=50, rate=0.05, weight_decay=5e-4,
-        validation=400, epsilon=0.3, steps=10, step_size=0.075,
+        recipe="short", dataset="digits", model="lenet", epochs=8, batch_size=50, learning_rate=0.05,
+        weight_decay=5e-4, validation=400, epsilon=0.3, steps=10, step_size=0.075,
     )  # fmt: skip
 
 
 def mnist() -> TrainingConfig:
-    """LeNet on MNIST in four epochs of one cycle; under attack, 10 larger steps in place of 40."""
+    """LeNet on MNIST, four epochs of one cycle; the training attack takes 10 larger steps in place of 40."""
     return TrainingConfig(
-        recipe="short", dataset="mnist", model="lenet", epochs=4, batch=100, rate=0.05, weight_decay=5e-4,
-        validation=1000, epsilon=0.3, steps=10, step_size=0.075,
+        recipe="short", dataset="mnist", model="lenet", epochs=4, batch_size=100, learning_rate=0.05,
+        weight_decay=5e-4, validation=1000, epsilon=0.3, steps=10, step_size=0.075,
     )  # fmt: skip
 
 
 def cifar10() -> TrainingConfig:
-    """The small network on CIFAR-10 in twelve epochs of one cycle."""
+    """The small network on CIFAR-10, twelve epochs of one cycle."""
     return TrainingConfig(
-        recipe="short", dataset="cifar10", model="small", epochs=12, batch=128, rate=0.2, weight_decay=5e-4,
-        augmentation=True, validation=1000, **LINF_8,
+        recipe="short", dataset="cifar10", model="small", epochs=12, batch_size=128, learning_rate=0.2,
+        weight_decay=5e-4, augmentation=True, validation=1000, **LINF_8,
     )  # fmt: skip
 
 
 def svhn() -> TrainingConfig:
-    """The small network on SVHN in twelve epochs of one cycle."""
-    return replace(cifar10(), dataset="svhn", rate=0.1)
+    """The small network on SVHN, twelve epochs of one cycle."""
+    return replace(cifar10(), dataset="svhn", learning_rate=0.1)
 
 
 def tiny_imagenet() -> TrainingConfig:
-    """The small network on Tiny-ImageNet in twenty epochs of one cycle."""
-    return replace(cifar10(), dataset="tiny-imagenet", epochs=20, rate=0.1, validation=250)
+    """The small network on Tiny-ImageNet, twenty epochs of one cycle."""
+    return replace(cifar10(), dataset="tiny-imagenet", epochs=20, learning_rate=0.1, validation=250)
 
 
 RECIPES: dict[tuple[str, str], Callable[[], TrainingConfig]] = {
@@ -113,15 +113,15 @@ def by_name(dataset: str, kind: Kind = "short") -> TrainingConfig:
     name = "tiny-imagenet" if dataset.partition(":")[0] == "folder" else dataset
     if (name, kind) not in RECIPES:
         known = ", ".join(f"{kind} for {name}" for name, kind in RECIPES)
-        raise ConfigurationError(f"recipe is {kind!r} for the dataset {dataset!r}; accepted are {known}")
+        raise ConfigurationError(f"unknown recipe {kind!r} for dataset {dataset!r}; choose from {known}")
     return replace(RECIPES[name, kind](), dataset=dataset)
 
 
 def with_defense(config: TrainingConfig, defense: dict[str, Any] | None = None) -> TrainingConfig:
-    """The recipe with a defense: ME-Net by nuclear norm, p 0.4→0.6, unless told otherwise."""
+    """The recipe with a defense; by default ME-Net with nuclear norm, p 0.4→0.6."""
     return replace(config, defense=me_net() if defense is None else defense)
 
 
 def adversarial(config: TrainingConfig) -> TrainingConfig:
-    """The recipe with adversarial training against its own attack."""
+    """The recipe with adversarial training against its training attack."""
     return replace(config, objective="adversarial")

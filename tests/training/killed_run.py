@@ -1,4 +1,4 @@
-"""A run that is killed again and again: `killed_run.py FOLDER` trains once in peace and once under fire.
+"""A run that is killed again and again: `killed_run.py FOLDER` trains once undisturbed and once under fire.
 
 Each attempt is a process of its own (a fork, so that torch is loaded once), ended by SIGKILL: at a random moment,
 or at a planned place inside the writing of a checkpoint. Prints, as JSON, how each attempt ended.

@@ -9,6 +9,8 @@ from menet.training import recipes, train
 from menet.training.config import me_net
 from menet.training.log import read_log
 
+pytestmark = pytest.mark.slow
+
 
 def reached(folder: Path) -> float:
     (row,) = [row for row in read_log(folder) if row["kind"] == "test"]

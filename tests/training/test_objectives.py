@@ -8,8 +8,14 @@ from training_helpers import tiny
 
 from menet.attacks import PGD
 from menet.distributed import Worker
-from menet.training.adversarial import Adversarial, DivergenceFrom, Trades, attack_of, still_statistics
-from menet.training.standard import Standard
+from menet.training.objectives import (
+    Adversarial,
+    DivergenceFrom,
+    Standard,
+    Trades,
+    frozen_batchnorm,
+    training_attack,
+)
 
 
 @pytest.fixture
@@ -26,7 +32,7 @@ def model():
 
 
 def attack(**changes) -> PGD:
-    return attack_of(tiny(epsilon=0.2, **changes))
+    return training_attack(tiny(epsilon=0.2, **changes))
 
 
 def test_standard_is_cross_entropy(model, batch):
@@ -77,20 +83,20 @@ def test_trades_attack_raises_the_divergence(model, batch):
 
 
 def test_the_configured_attack(batch):
-    config = tiny(norm="l2", epsilon=0.7, steps=3, step_size=0.2, eot=4, batch=1024)
-    built = attack_of(config, Worker(1, 2))
+    config = tiny(norm="l2", epsilon=0.7, steps=3, step_size=0.2, eot=4, batch_size=1024)
+    built = training_attack(config, Worker(1, 2))
     assert (built.threat.norm, built.threat.epsilon) == ("l2", 0.7)
     assert (built.steps, built.step_size, built.eot, built.random_start) == (3, 0.2, 4, True)
-    assert (built.threat.rank, built.threat.world, built.rows) == (1, 2, 512)
+    assert (built.threat.rank, built.threat.world, built.max_batch) == (1, 2, 512)
 
 
-def test_statistics_are_still_and_modes_come_back():
+def test_batchnorm_is_frozen_and_modes_are_restored():
     model = nn.Sequential(nn.BatchNorm2d(1), nn.Dropout(), nn.BatchNorm2d(1))
     model[2].eval()
     before = model[0].running_mean.clone()
 
     def interrupted() -> None:
-        with still_statistics(model):
+        with frozen_batchnorm(model):
             assert [module.training for module in model] == [False, True, False]
             model(torch.rand(2, 1, 4, 4) + 5)
             raise KeyError

@@ -20,11 +20,11 @@ def tiny(**changes) -> TrainingConfig:
         "steps": 2,
         "step_size": 0.1,
         "epochs": 3,
-        "batch": 16,
+        "batch_size": 16,
         "limit": 64,
         "validation": 32,
         "augmentation": True,
-        "rate": 0.05,
+        "learning_rate": 0.05,
     }
     return TrainingConfig(**{**settings, **changes})
 

@@ -1,5 +1,8 @@
 """The prepared set S′: what is in it, that it can be resumed, shared out and trusted."""
 
+import json
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -8,13 +11,20 @@ from training_helpers import digest, tiny
 from menet import NuclearNorm, images
 from menet.cli import main
 from menet.data import load
-from menet.errors import ConfigurationError, DataError
+from menet.errors import ConfigurationError, DataError, MenetError
 from menet.training import load_model, train
-from menet.training import prepare as preparing
+from menet.training import prepared as preparing
 from menet.training.config import TrainingConfig, me_net
 from menet.training.log import read_log
-from menet.training.prepare import prepare
-from menet.training.prepared import DESCRIPTION, is_complete, open_prepared, shard_path
+from menet.training.prepared import (
+    DESCRIPTION,
+    Description,
+    damage,
+    open_prepared,
+    prepare,
+    read_description,
+    shard_path,
+)
 
 DEFENSE = me_net("nuclear-norm", (0.4, 0.6), masks=4)
 FULL = TrainingConfig(defense=DEFENSE).defense
@@ -75,7 +85,7 @@ def test_processes_make_the_same_set_together(folder, tmp_path, monkeypatch):
     assert contents(tmp_path / "set") == contents(folder)
 
 
-def test_stopped_it_goes_on(folder, tmp_path, monkeypatch):
+def test_interrupted_it_resumes(folder, tmp_path, monkeypatch):
     original, made = preparing._estimates, []
 
     def stopping(model, source, description, shard):
@@ -95,13 +105,13 @@ def test_stopped_it_goes_on(folder, tmp_path, monkeypatch):
     assert contents(tmp_path / "set") == contents(folder)
 
 
-def test_damage_is_found_and_mended(folder, tmp_path):
+def test_damage_is_found_and_repaired(folder, tmp_path):
     make(tmp_path / "set")
     path = shard_path(tmp_path / "set", 1)
     content = bytearray(path.read_bytes())
     content[-5] ^= 1
     path.write_bytes(content)
-    assert not is_complete(tmp_path / "set", 1)
+    assert damage(tmp_path / "set", read_description(tmp_path / "set"), 1) == "does not match its checksum"
     with pytest.raises(DataError, match="shard-00001"):
         open_prepared(tmp_path / "set", load("digits", "train"), FULL)
     make(tmp_path / "set")
@@ -114,18 +124,18 @@ def test_other_settings_are_refused(folder, tmp_path):
     source = load("digits", "train")
     with pytest.raises(ConfigurationError, match="p = "):
         open_prepared(folder, source, TrainingConfig(defense=me_net(masks=4, p=(0.2, 0.4))).defense)
-    with pytest.raises(ConfigurationError, match="was made from"):
+    with pytest.raises(ConfigurationError, match="was prepared from other images"):
         open_prepared(folder, load("digits", "test"), FULL)
-    with pytest.raises(ConfigurationError, match="`menet prepare` makes one"):
+    with pytest.raises(ConfigurationError, match="run `menet prepare` to make one"):
         open_prepared(tmp_path, source, FULL)
     (tmp_path / DESCRIPTION).write_text("{}")
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match="cannot read"):
         open_prepared(tmp_path, source, FULL)
 
 
 def test_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="cannot be written"):
+    with pytest.raises(DataError, match="cannot write"):
         make(tmp_path / "file" / "set")
 
 
@@ -135,7 +145,7 @@ def test_training_takes_the_estimates_in_place_of_masks(folder, tmp_path, monkey
     used = []
     monkeypatch.setattr(MENet, "preprocess", lambda self, pixels, generator: used.append(self.training) or pixels)
     config = tiny(defense=DEFENSE, objective="standard", prepared=str(folder), limit=64, validation=20, epochs=2)
-    run = train(config, tmp_path / "run")
+    run = train(config, tmp_path / "run").folder
     assert used
     assert not any(used), "masks were drawn while training on a prepared set"
     assert isinstance(load_model(run), MENet)
@@ -160,6 +170,76 @@ def test_command(tmp_path, capsys):
         "--model",
         "small",
     ]
-    options += ["--prepared", str(tmp_path / "set"), "--validation", "8", "--batch", "16", "--epochs", "1"]
+    options += ["--prepared", str(tmp_path / "set"), "--validation", "8", "--batch-size", "16", "--epochs", "1"]
     assert main([*options, "--out", str(tmp_path / "run")]) == 0
-    assert "model of the best epoch" in capsys.readouterr().out
+    assert "test accuracy of the best epoch" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "name", ["dataset", "images", "copies", "per_shard", "seed", "shape", "fingerprint", "defense"]
+)
+def test_a_changed_description_is_refused(folder, tmp_path, name):
+    """A changed `copies` would give images the labels of others."""
+    copy = shutil.copytree(folder, tmp_path / "set")
+    found = json.loads((copy / DESCRIPTION).read_text())
+    value = found[name]
+    found[name] = {
+        int: lambda: value * 2 + 1,
+        str: lambda: value + "0",
+        list: lambda: [1, 14, 56],
+        dict: lambda: {**value, "masks": 2},
+    }[type(value)]()
+    (copy / DESCRIPTION).write_text(json.dumps(found))
+    with pytest.raises(DataError, match="does not match its checksum"):
+        open_prepared(copy, load("digits", "train"), FULL)
+    with pytest.raises(DataError, match="does not match its checksum"):
+        make(copy)
+
+
+@pytest.mark.usefixtures("without_annotation_checks")
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"copies": 2}, "expected copies 4, got 2"),
+        ({"copies": 2, "images": 200, "per_shard": 64}, "prepared from other images"),
+        ({"images": 50, "per_shard": 16}, "prepared from other images|shard-0000"),
+        ({"per_shard": 16}, "shard-00000.npy does not fit"),
+        ({"shape": [1, 14, 56]}, "prepared from other images"),
+        ({"images": 10**9}, "prepared from other images"),
+        ({"images": 0}, "expected positive sizes"),
+        ({"per_shard": 0}, "expected positive sizes"),
+        ({"copies": 4.0}, "expected positive sizes"),
+        ({"shape": [1, 28]}, "expected positive sizes"),
+        ({"defense": {"name": "me-net", "masks": 4}}, "was prepared with"),
+    ],
+    ids=str,
+)
+def test_a_description_that_lies_with_a_right_checksum_is_refused(folder, tmp_path, changes, words):
+    copy = shutil.copytree(folder, tmp_path / "set")
+    found = {**json.loads((copy / DESCRIPTION).read_text()), **changes}
+    found.pop("sha256")
+    lie = Description(**{**found, "shape": tuple(found["shape"])})
+    (copy / DESCRIPTION).write_text(lie.as_json())
+    with pytest.raises(MenetError, match=words):
+        open_prepared(copy, load("digits", "train"), FULL)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"[" * 100_000, b"[]", b"null", b'{"sha256": 3}'])
+def test_a_description_of_garbage_is_refused(tmp_path, content):
+    (tmp_path / DESCRIPTION).write_bytes(content)
+    with pytest.raises(DataError, match="cannot read"):
+        open_prepared(tmp_path, load("digits", "train"), FULL)
+
+
+@pytest.mark.parametrize("name", ["shard-00001.npy", "shard-00001.sha256"])
+def test_shards_and_checksums_of_garbage_are_refused(folder, tmp_path, name):
+    copy = shutil.copytree(folder, tmp_path / "set")
+    for content in (
+        b"",
+        b"\xff\xfe",
+        (folder / name).read_bytes()[:-3],
+        (folder / "shard-00003.npy").read_bytes(),
+    ):
+        (copy / name).write_bytes(content)
+        with pytest.raises(DataError, match="shard-00001"):
+            open_prepared(copy, load("digits", "train"), FULL)
