@@ -1,4 +1,4 @@
-"""The paper's numbers as data: every percentage of its tables with the setting it was measured in."""
+"""The paper's numbers as data: every percentage in its tables, with the setting it was measured in."""
 
 import json
 from collections.abc import Mapping
@@ -12,10 +12,11 @@ from menet.errors import ConfigurationError
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What a number was measured on. What the paper leaves open and this project had to choose:
+    """What a number was measured on.
 
-    `p` where a table does not name it is that of the row with the same number in another table; `kappa` is 50
-    where the paper says only "CW"; ME-Net's estimator is the nuclear norm unless a table names another.
+    Where the paper leaves a value open, this project had to choose: `p` is that of the row with the same number
+    in another table; `kappa` is 50 where the paper says only "CW"; ME-Net's estimator is the nuclear norm unless
+    a table names another.
     """
 
     dataset: str
@@ -26,10 +27,10 @@ class Setting:
     """standard or adversarial."""
     p: float | tuple[float, float] | None = None
     masks: int | None = None
-    """How many masks per image ME-Net was trained with."""
+    """Masks per image in ME-Net's training."""
     estimator: str | None = None
     access: str
-    """clean, black-box, gray-box, white-box or after-preprocessing."""
+    """clean, black-box, gray-box, white-box or classifier-only (table 12)."""
     attack: str | None = None
     steps: int | None = None
     kappa: int | None = None
@@ -37,7 +38,7 @@ class Setting:
     """As the paper writes it: 2/255."""
     restarts: int | None = None
     inference: str = "single"
-    """One mask (single), a vote of ten, or right after every restart (all-restarts)."""
+    """One mask (single), a vote of ten, or correct after every restart (all-restarts)."""
     metric: str = "top-1"
 
     @classmethod
@@ -46,11 +47,11 @@ class Setting:
         return cls(**{**values, "p": tuple(p) if isinstance(p, list) else p})
 
     def difference(self, other: "Setting") -> str | None:
-        """The first field in which two settings differ, with both values; None where there is none."""
+        """The first field in which two settings differ, with both values; None if they are equal."""
         for one in fields(self):
             mine, theirs = getattr(self, one.name), getattr(other, one.name)
             if mine != theirs:
-                return f"{one.name} is {mine!r}, there it is {theirs!r}"
+                return f"{one.name}: {mine!r} here, {theirs!r} there"
         return None
 
 
@@ -69,7 +70,7 @@ class Claim:
 
     @property
     def place(self) -> tuple[str, str, str]:
-        """Where it stands; no two claims share a place."""
+        """Its position in the paper, which is unique."""
         return self.table, self.row, self.column
 
 
@@ -81,7 +82,7 @@ class TrainingClaim:
     augmentation: bool
     momentum: float
     epochs: int
-    rate: float
+    learning_rate: float
     milestones: tuple[int, ...]
 
 
@@ -100,18 +101,18 @@ def training() -> tuple[TrainingClaim, ...]:
 
 
 def tables() -> tuple[str, ...]:
-    """The labels of the tables that hold claims, in the order of the paper."""
+    """The labels of the tables with claims, in the order of the paper."""
     return tuple(dict.fromkeys(claim.table for claim in load()))
 
 
 def query(table: str | None = None, **wanted: Any) -> tuple[Claim, ...]:
     """The claims of a table, or of all, whose setting has the values `wanted`."""
     if table is not None and table not in tables():
-        raise ConfigurationError(f"table is {table!r}; accepted are {', '.join(tables())}")
+        raise ConfigurationError(f"unknown table {table!r}; choose from {', '.join(tables())}")
     known = {one.name for one in fields(Setting)}
     if not wanted.keys() <= known:
         unknown = sorted(wanted.keys() - known)[0]
-        raise ConfigurationError(f"a setting has no field {unknown!r}; accepted are {', '.join(sorted(known))}")
+        raise ConfigurationError(f"unknown field {unknown!r}; choose from {', '.join(sorted(known))}")
     return tuple(
         claim
         for claim in load()

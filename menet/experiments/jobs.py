@@ -1,15 +1,16 @@
-"""Jobs: pieces of work known by the content of their configuration, each in a folder of its own.
+"""Jobs: units of work identified by a hash of their configuration, each in a folder of its own.
 
-prepare → train → evaluate, certify → table or figure. A job's key is the SHA-256 of its configuration, in which
-the jobs it needs stand by their keys: a changed setting gives new keys to what depends on it and nothing else.
+prepare → train → evaluate, certify → table or figure; jobs that measure something other than accuracy are in
+`measures`. A job's key is the SHA-256 of its configuration, in which the jobs it needs appear by their keys:
+changing a setting changes the keys of the jobs that depend on it, and no others.
 """
 
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -17,34 +18,42 @@ from menet import data
 from menet.attacks import Margin
 from menet.defense import MENet
 from menet.errors import ConfigurationError
-from menet.evaluation import CertificateSettings, Records, Settings, assign, certify, evaluate, read_folder
+from menet.evaluation import (
+    CertificateSettings,
+    EvaluationSettings,
+    Records,
+    certify,
+    evaluate,
+    parse_attack,
+    read_folder,
+)
 from menet.experiments.store import Store
 from menet.preprocessed import Preprocessed
 from menet.training import TrainingConfig, load_model, train
-from menet.training.prepare import prepare
+from menet.training.prepared import prepare
 
 FORMAT = 1
 """Part of every key: raised when a job of the same configuration would compute something else."""
-
-
 DONE = "done.json"
 """The marker of a finished job, in its folder."""
+FROZEN_DRAWS = 10
+"""Draws in the frozen mask bank that decision-based attacks query."""
 
 JobKind = TypeVar("JobKind", bound="Job")
 
 
 @dataclass(frozen=True)
-class Places:
-    """Where things are and on what jobs run; no part of any key."""
+class Workspace:
+    """The folders that jobs read and write, and the device and threads they run on; not part of any key."""
 
     root: Path
     data: Path | None = None
     """Folder of the datasets; `MENET_DATA` or the user's cache folder if None."""
     device: str = "cpu"
     threads: int = 1
-    """Of each job; results of one seed agree to the last bit only for one number of threads."""
+    """Threads per job; results of one seed agree to the last bit only for one number of threads."""
     address: str | None = None
-    """Where job folders are kept beyond this machine; any address that fsspec knows."""
+    """Remote store of job folders; any address that fsspec supports."""
 
     def folder(self, job: "Job") -> Path:
         """The folder that a job writes to."""
@@ -60,31 +69,32 @@ class Places:
         return None if self.address is None else Store(self.address)
 
     def ready(self, job: "Job") -> Path:
-        """The folder of a finished job, to read from; brought here first where only the store has it."""
+        """The folder of a finished job, downloaded first if only the store has it."""
         folder, store = self.folder(job), self.store
         if store is not None and not (folder / DONE).is_file():
-            store.bring(self.name(job), folder, DONE)
+            store.download(self.name(job), folder, DONE)
         return folder
 
 
 @dataclass(frozen=True, eq=False)
 class Job(ABC):
-    """One piece of work; two jobs are the same when their keys are."""
+    """One unit of work; two jobs are equal if their keys are."""
 
     kind: ClassVar[str]
 
     @property
-    @abstractmethod
     def needs(self) -> tuple["Job", ...]:
-        """The jobs that must be finished before."""
+        """The jobs that must be finished before this one: those among its fields."""
+        values = (getattr(self, one.name) for one in fields(self))
+        return tuple(value for value in values if isinstance(value, Job))
 
-    @abstractmethod
     def content(self) -> dict[str, Any]:
-        """All that decides the result, as JSON values; other jobs by their keys."""
+        """Everything that determines the result, as JSON values: the fields, with other jobs by their keys."""
+        return {one.name: _as_json(getattr(self, one.name)) for one in fields(self)}
 
     @abstractmethod
-    def run(self, folder: Path, places: Places) -> None:
-        """Do the work in `folder`, or go on with what a stopped run left there."""
+    def run(self, folder: Path, workspace: Workspace) -> None:
+        """Do the work in `folder`, resuming from what an interrupted run left there."""
 
     @abstractmethod
     def title(self) -> str:
@@ -118,53 +128,46 @@ class Prepare(Job):
 
     kind: ClassVar[str] = "prepare"
 
-    @property
-    def needs(self) -> tuple[Job, ...]:
-        return ()
-
-    def content(self) -> dict[str, Any]:
-        return {"dataset": self.dataset, "defense": self.defense, "limit": self.limit, "seed": self.seed}
-
-    def run(self, folder: Path, places: Places) -> None:
-        prepare(self.dataset, self.defense, folder / "set", root=places.data, limit=self.limit, seed=self.seed)
+    def run(self, folder: Path, workspace: Workspace) -> None:
+        prepare(self.dataset, self.defense, folder / "set", root=workspace.data, limit=self.limit, seed=self.seed)
 
     def title(self) -> str:
-        return f"prepare {self.dataset} {defense_words(self.defense)}"
+        return f"prepare {self.dataset} {describe_defense(self.defense)}"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Train(Job):
-    """A model; from prepared estimates where `prepared` is given."""
+    """A trained model; trained on prepared estimates where `prepared` is given."""
 
     config: TrainingConfig
     prepared: Prepare | None = None
 
     kind: ClassVar[str] = "train"
 
-    @property
-    def needs(self) -> tuple[Job, ...]:
-        return () if self.prepared is None else (self.prepared,)
-
     def content(self) -> dict[str, Any]:
         config = self.config.as_dict()
         del config["recipe"]
-        return {"config": config, "prepared": self.prepared.key if self.prepared else None}
+        return {"config": config, "prepared": _as_json(self.prepared)}
 
-    def run(self, folder: Path, places: Places) -> None:
+    def run(self, folder: Path, workspace: Workspace) -> None:
         config = self.config
         if self.prepared is not None:
-            config = replace(config, prepared=str(places.ready(self.prepared) / "set"))
-        train(config, folder / "run", root=places.data)
+            config = replace(config, prepared=str(workspace.ready(self.prepared) / "set"))
+        train(config, folder / "run", root=workspace.data)
 
     def title(self) -> str:
+        return f"train {self.summary()}"
+
+    def summary(self) -> str:
+        """The model in a few words: `adversarial mnist lenet me-net nuclear-norm p 0.4→0.6`."""
         config = self.config
-        words = [config.objective, config.dataset, config.model, defense_words(config.defense)]
-        return f"train {' '.join(filter(None, words))}" + (f" seed {config.seed}" if config.seed else "")
+        words = [config.objective, config.dataset, config.model, describe_defense(config.defense)]
+        return " ".join(filter(None, words)) + (f" seed {config.seed}" if config.seed else "")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Evaluate(Job):
-    """One attack on one model, scored on fresh masks: one row per example."""
+    """One attack on one model, scored on fresh draws of its masks: one record per example."""
 
     model: Train
     attack: str
@@ -172,82 +175,64 @@ class Evaluate(Job):
     settings: dict[str, Any] = field(default_factory=dict)
     """The attack's settings; `kappa` is the confidence of a margin loss."""
     gradient: str | None = None
-    source: Train | None = None
-    """The model an attack transfers from."""
+    surrogate: Train | None = None
+    """The model that a transfer attack takes its gradients from."""
     gray: bool = False
-    """Attack the network behind the preprocessing, blind to it."""
+    """Gray-box: attack the network behind the preprocessing, unaware of it."""
     examples: int | None = None
-    """So many from the start of the test set; all if None."""
-    masks: int = 100
-    batch: int = 100
-    pictures: int = 0
+    """Attack this many images from the start of the test set; all if None."""
+    draws: int = 100
+    """Fresh random draws of the defense that each image is scored on."""
+    batch_size: int = 100
+    snapshots: int = 0
+    """Images to keep in the records, clean and adversarial, from the start of the test set."""
     seed: int = 0
 
     kind: ClassVar[str] = "evaluate"
 
-    @property
-    def needs(self) -> tuple[Job, ...]:
-        return (self.model,) if self.source is None else (self.model, self.source)
-
-    def content(self) -> dict[str, Any]:
-        return {
-            "model": self.model.key,
-            "attack": self.attack,
-            "settings": self.settings,
-            "gradient": self.gradient,
-            "source": self.source.key if self.source else None,
-            "gray": self.gray,
-            "examples": self.examples,
-            "masks": self.masks,
-            "batch": self.batch,
-            "pictures": self.pictures,
-            "seed": self.seed,
-        }
-
-    def run(self, folder: Path, places: Places) -> None:
-        model = load_model(places.ready(self.model) / "run")
+    def run(self, folder: Path, workspace: Workspace) -> None:
+        model = load_model(workspace.ready(self.model) / "run")
         settings = dict(self.settings)
         kappa = settings.pop("kappa", None)
         if kappa is not None:
             settings["loss"] = Margin(kappa)
-        words, loader = self.attack, None
+        loader = None
         options = {"gradient": self.gradient} if self.gradient and isinstance(model, Preprocessed) else {}
-        if self.source is not None:
-            copy = load_model(places.ready(self.source) / "run")
-            options["on"], loader = "copy", lambda _: copy
+        if self.surrogate is not None:
+            surrogate = load_model(workspace.ready(self.surrogate) / "run")
+            options["on"], loader = "surrogate", lambda _: surrogate
         elif self.gray and isinstance(model, Preprocessed):
             options["on"] = "classifier"
-        assignment = assign(words, model, loader, **settings, **options)
         if self.attack in ("boundary", "hop-skip-jump") and isinstance(model, MENet):
-            # A decision-based walk needs a model that answers alike; it is scored on fresh masks all the same.
-            assignment = replace(assignment, model=model.fixed(10, self.seed))
-        dataset = data.load(self.model.config.dataset, "test", places.data)
+            # Decision-based attacks need a deterministic model; scoring still uses fresh draws.
+            options["draws"] = f"fixed:{FROZEN_DRAWS}:{self.seed}"
+        attack_run = parse_attack(self.attack, model, loader, **settings, **options)
+        dataset = data.load(self.model.config.dataset, "test", workspace.data)
         evaluate(
             model,
             dataset,
-            [assignment],
+            [attack_run],
             folder / "records",
-            Settings(
+            EvaluationSettings(
                 stop=None if self.examples is None else min(self.examples, len(dataset)),
-                batch=self.batch,
-                masks=self.masks,
+                batch_size=self.batch_size,
+                draws=self.draws,
                 seed=self.seed,
-                pictures=self.pictures,
+                snapshots=self.snapshots,
             ),
             source=self.model.key[:20],
-            device=places.device,
+            device=workspace.device,
         )
 
-    def records(self, places: Places) -> Records:
-        """The rows it made."""
-        (found,) = read_folder(places.ready(self) / "records").values()
-        return found
+    def records(self, workspace: Workspace) -> Records:
+        """The records it wrote."""
+        return _read_records(self, workspace)
 
     def title(self) -> str:
         settings = ",".join(f"{name}={_short(value)}" for name, value in sorted(self.settings.items()))
-        access = "transfer " if self.source else "gray-box " if self.gray else ""
-        way = f" {self.gradient}" if self.gradient else ""
-        return f"{access}{self.attack}({settings}){way} on {self.model.title().removeprefix('train ')}"
+        access = "transfer " if self.surrogate else "gray-box " if self.gray else ""
+        gradient = f" {self.gradient}" if self.gradient else ""
+        return f"{access}{self.attack}({settings}){gradient} on {self.model.summary()}"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -259,51 +244,60 @@ class Certify(Job):
 
     kind: ClassVar[str] = "certify"
 
-    @property
-    def needs(self) -> tuple[Job, ...]:
-        return (self.model,)
-
-    def content(self) -> dict[str, Any]:
-        return {"model": self.model.key, "settings": vars(self.settings)}
-
-    def run(self, folder: Path, places: Places) -> None:
-        model = load_model(places.ready(self.model) / "run")
+    def run(self, folder: Path, workspace: Workspace) -> None:
+        model = load_model(workspace.ready(self.model) / "run")
         if not isinstance(model, MENet):
-            raise ConfigurationError(f"model is a {type(model).__name__}; certificates need a MENet")
-        dataset = data.load(self.model.config.dataset, "test", places.data)
-        certify(model, dataset, folder / "records", self.settings, device=places.device)
+            raise ConfigurationError(f"expected a MENet to certify, got {type(model).__name__}")
+        dataset = data.load(self.model.config.dataset, "test", workspace.data)
+        certify(model, dataset, folder / "records", self.settings, device=workspace.device)
 
-    def records(self, places: Places) -> Records:
-        """The rows it made."""
-        (found,) = read_folder(places.ready(self) / "records").values()
-        return found
+    def records(self, workspace: Workspace) -> Records:
+        """The records it wrote."""
+        return _read_records(self, workspace)
 
     def title(self) -> str:
-        return f"certify {self.model.title().removeprefix('train ')}"
+        return f"certify {self.model.summary()}"
 
 
 def transformed(job: JobKind, change: Callable[[Job], Job]) -> JobKind:
-    """`job` with `change` applied to it and, before, to all that it needs; `change` keeps a job's kind."""
-    parts = {
-        one.name: transformed(value, change)
-        for one in fields(job)
-        if isinstance(value := getattr(job, one.name), Job)
-    }
-    changed = change(replace(job, **parts))
+    """`job` with `change` applied first to all jobs it needs, then to itself; `change` keeps a job's kind."""
+    changed = _transformed(job, change)
     assert isinstance(changed, type(job))
     return changed
 
 
-def defense_words(defense: Mapping[str, Any]) -> str:
+@cache
+def _transformed(job: Job, change: Callable[[Job], Job]) -> Job:
+    # Cached, because the cells of a table share their models.
+    values = {one.name: getattr(job, one.name) for one in fields(job)}
+    needs = {name: _transformed(value, change) for name, value in values.items() if isinstance(value, Job)}
+    return change(replace(job, **needs))
+
+
+def describe_defense(defense: Mapping[str, Any]) -> str:
     """A defense in a few words: `me-net nuclear-norm p 0.4→0.6`."""
     if not defense:
         return ""
     if defense["name"] != "me-net":
         return str(defense["name"])
-    p = defense["p"]
-    schedule = "→".join(f"{one:g}" for one in p) if isinstance(p, list | tuple) else f"{p:g}"
     masks = "" if defense["masks"] == 10 else f" {defense['masks']} masks"
-    return f"me-net {defense['estimator']['name']} p {schedule}{masks}"
+    return f"me-net {defense['estimator']['name']} {format_schedule(defense['p'])}{masks}"
+
+
+def format_schedule(p: float | Sequence[float]) -> str:
+    """A schedule of p as tables and titles print it: `p 0.8→1`."""
+    return "p " + "→".join(f"{one:g}" for one in (p if isinstance(p, Sequence) else (p,)))
+
+
+def _read_records(job: Job, workspace: Workspace) -> Records:
+    (found,) = read_folder(workspace.ready(job) / "records").values()
+    return found
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, Job):
+        return value.key
+    return vars(value) if is_dataclass(value) else value
 
 
 def _short(value: Any) -> str:

@@ -1,7 +1,8 @@
-"""Jobs that measure something else than accuracy: ranks, reconstructions, vectors under attack, cost."""
+"""Jobs that measure something other than accuracy: ranks, reconstructions, features under attack, time."""
 
 import json
 import time
+from abc import abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,8 +15,8 @@ from menet import data
 from menet.data import Dataset
 from menet.defense import MENet
 from menet.evaluation.features import features_of, save_features
-from menet.evaluation.pictures import pack
-from menet.experiments.jobs import Evaluate, Job, Places, defense_words
+from menet.evaluation.snapshots import pack
+from menet.experiments.jobs import Evaluate, Job, Workspace, describe_defense
 from menet.files import write_atomically
 from menet.images import to_matrix
 from menet.linalg import approximate_rank
@@ -30,21 +31,21 @@ BATCH = 1024
 class Measurement(Job):
     """A job whose result is one JSON file."""
 
-    def result(self, places: Places) -> Any:
-        """What it measured."""
-        return json.loads((places.ready(self) / "result.json").read_text("utf-8"))
+    def result(self, workspace: Workspace) -> Any:
+        """The result that was measured."""
+        return json.loads((workspace.ready(self) / "result.json").read_text("utf-8"))
 
-    def run(self, folder: Path, places: Places) -> None:
-        write_atomically(folder / "result.json", json.dumps(self.measure(places)))
+    def run(self, folder: Path, workspace: Workspace) -> None:
+        write_atomically(folder / "result.json", json.dumps(self.measure(workspace)))
 
-    def measure(self, places: Places) -> Any:
+    @abstractmethod
+    def measure(self, workspace: Workspace) -> Any:
         """The result, as JSON values."""
-        raise TypeError(f"{type(self).__name__} does not say what it measures")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Ranks(Measurement):
-    """The approximate rank of a dataset's test images: the fewest singular values with 90 % of the energy."""
+    """The approximate rank of test images: the fewest singular values that hold 90 % of the energy."""
 
     dataset: str
     limit: int | None = None
@@ -52,15 +53,8 @@ class Ranks(Measurement):
 
     kind: ClassVar[str] = "ranks"
 
-    @property
-    def needs(self) -> tuple[Job, ...]:
-        return ()
-
-    def content(self) -> dict[str, Any]:
-        return {"dataset": self.dataset, "limit": self.limit, "energy": self.energy}
-
-    def measure(self, places: Places) -> dict[str, Any]:
-        dataset = data.load(self.dataset, "test", places.data)
+    def measure(self, workspace: Workspace) -> dict[str, Any]:
+        dataset = data.load(self.dataset, "test", workspace.data)
         ranks = ranks_of(dataset, min(self.limit or len(dataset), len(dataset)), self.energy)
         return {"dataset": dataset.name, "images": len(ranks), "histogram": ranks.bincount().tolist()}
 
@@ -74,7 +68,7 @@ def ranks_of(dataset: Dataset, count: int, energy: float = 0.9) -> Int[Tensor, "
     with reporting(f"ranks of {dataset.name}", count) as reporter:
         for start in range(0, count, BATCH):
             images, _ = dataset.batch(slice(start, min(start + BATCH, count)))
-            # The energy of an image is that of its pixels in [0,1]; `to_matrix` moves them to [-1,1].
+            # The energy of an image is that of its pixels in [0,1]; `to_matrix` scales them to [-1,1].
             ranks.append(approximate_rank((to_matrix(images, "joint") + 1) / 2, energy))
             reporter.advance(len(images))
     return torch.cat(ranks)
@@ -82,7 +76,7 @@ def ranks_of(dataset: Dataset, count: int, energy: float = 0.9) -> Int[Tensor, "
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Reconstructions(Measurement):
-    """A few test images, masked with each p and estimated."""
+    """A few test images, masked with each p and reconstructed by the estimator."""
 
     dataset: str
     defense: dict[str, Any]
@@ -93,22 +87,9 @@ class Reconstructions(Measurement):
 
     kind: ClassVar[str] = "reconstructions"
 
-    @property
-    def needs(self) -> tuple[Job, ...]:
-        return ()
-
-    def content(self) -> dict[str, Any]:
-        return {
-            "dataset": self.dataset,
-            "defense": self.defense,
-            "probabilities": list(self.probabilities),
-            "examples": self.examples,
-            "seed": self.seed,
-        }
-
     @torch.no_grad()
-    def measure(self, places: Places) -> dict[str, Any]:
-        dataset = data.load(self.dataset, "test", places.data)
+    def measure(self, workspace: Workspace) -> dict[str, Any]:
+        dataset = data.load(self.dataset, "test", workspace.data)
         images, _ = dataset.batch(slice(0, self.examples))
         columns = []
         for p in self.probabilities:
@@ -134,51 +115,37 @@ class Reconstructions(Measurement):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Vectors(Job):
-    """The vectors before the last layer, for clean images and for what an attack made of them."""
+class FeatureVectors(Job):
+    """The penultimate-layer features of clean images and of their adversarial examples."""
 
     attacked: Evaluate
-    """Its rows must hold pictures of the images to use."""
+    """Its records must hold snapshots of the images to use."""
 
     kind: ClassVar[str] = "vectors"
 
-    @property
-    def needs(self) -> tuple[Job, ...]:
-        return (self.attacked,)
-
-    def content(self) -> dict[str, Any]:
-        return {"attacked": self.attacked.key}
-
-    def run(self, folder: Path, places: Places) -> None:
-        model = load_model(places.ready(self.attacked.model) / "run")
-        save_features(features_of(model, self.attacked.records(places)), folder)
+    def run(self, folder: Path, workspace: Workspace) -> None:
+        model = load_model(workspace.ready(self.attacked.model) / "run")
+        save_features(features_of(model, self.attacked.records(workspace)), folder)
 
     def title(self) -> str:
-        return f"vectors of {self.attacked.title()}"
+        return f"features of {self.attacked.title()}"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Cost(Measurement):
-    """Seconds per image that a preprocessing takes on this machine, in a batch, by the best of a few rounds."""
+class Timing(Measurement):
+    """Seconds per image that a preprocessing takes on this machine, in a batch, best of a few rounds."""
 
     dataset: str
     defense: dict[str, Any]
-    batch: int = 128
+    batch_size: int = 128
     rounds: int = 5
 
     kind: ClassVar[str] = "cost"
 
-    @property
-    def needs(self) -> tuple[Job, ...]:
-        return ()
-
-    def content(self) -> dict[str, Any]:
-        return {"dataset": self.dataset, "defense": self.defense, "batch": self.batch, "rounds": self.rounds}
-
     @torch.no_grad()
-    def measure(self, places: Places) -> dict[str, Any]:
-        dataset = data.load(self.dataset, "test", places.data)
-        images, _ = dataset.batch(slice(0, min(self.batch, len(dataset))))
+    def measure(self, workspace: Workspace) -> dict[str, Any]:
+        dataset = data.load(self.dataset, "test", workspace.data)
+        images, _ = dataset.batch(slice(0, min(self.batch_size, len(dataset))))
         model = rebuild(nn.Identity(), self.defense)
         assert isinstance(model, Preprocessed)
         model.fit(images, torch.Generator().manual_seed(0))
@@ -197,4 +164,4 @@ class Cost(Measurement):
         }
 
     def title(self) -> str:
-        return f"cost of {defense_words(self.defense)} on {self.dataset}"
+        return f"time of {describe_defense(self.defense)} on {self.dataset}"

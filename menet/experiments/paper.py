@@ -1,4 +1,8 @@
-"""The paper's models and attacks at full scale, as jobs: what tables and figures are composed of."""
+"""The paper's models and attacks at full scale, as jobs: what tables and figures are composed of.
+
+The budget ε and the step size are those of the paper's training recipes (`menet.training.recipes`), which every
+attack on a model takes from its configuration.
+"""
 
 from dataclasses import replace
 from typing import Any, Literal
@@ -13,23 +17,13 @@ Training = Literal["standard", "adversarial"]
 Schedule = float | tuple[float, float]
 
 WIDE = "wide-resnet-34-10"
-"""The Wide-ResNet of Madry et al.; the paper does not say which it took."""
+"""The Wide-ResNet of Madry et al.; the paper does not say which one it used."""
 HIGH, MIDDLE, LOW, LOWEST = (0.8, 1.0), (0.6, 0.8), (0.4, 0.6), (0.2, 0.4)
 """The paper's schedules of p."""
-BEYOND = ("exact", "BPDA+EOT", "exact+EOT")
-"""Columns that the paper's white-box tables lack: true gradients, expectation over masks, and both."""
+EXTENSIONS = ("exact", "BPDA+EOT", "exact+EOT")
+"""Columns that the paper's white-box tables lack: exact gradients, expectation over transformation, and both."""
 EOT = {"eot": 40, "steps": 200}
-"""As the third party took that broke the published model: 200 steps of 5ε/200 over about 40 masks."""
-
-
-def epsilon_of(dataset: str) -> float:
-    """The paper's ε, in pixels of [0,1]."""
-    return 0.3 if dataset == "mnist" else 8 / 255
-
-
-def step_of(dataset: str) -> float:
-    """The paper's length of a step of PGD."""
-    return 0.01 if dataset == "mnist" else 2 / 255
+"""The setting of the third party that broke the published model: 200 steps of 5ε/200 over about 40 draws."""
 
 
 def model(
@@ -45,9 +39,9 @@ def model(
 ) -> Train:
     """A model of the paper, trained by the recipe of its Appendix B.
 
-    Madry is the bare network under adversarial training. A ME-Net without it learns from prepared estimates
-    (Algorithm 1), so that `masks` is the number of estimates of each image; under adversarial training masks are
-    drawn afresh.
+    Madry is the undefended network under adversarial training. A ME-Net without adversarial training learns from
+    prepared estimates (Algorithm 1), so that `masks` is the number of estimates of each image; under adversarial
+    training masks are drawn afresh.
     """
     config = recipes.by_name(dataset, "paper")
     if network is not None:
@@ -64,14 +58,14 @@ def model(
     return Train(config=config, prepared=Prepare(dataset=dataset, defense=config.defense))
 
 
-def copy_of(victim: Train) -> Train:
-    """What a black-box adversary transfers from: the bare network, trained alike, from other random numbers."""
+def surrogate_of(victim: Train) -> Train:
+    """The surrogate of black-box transfer attacks: the undefended network, same training, another seed."""
     return Train(config=replace(victim.config, defense={}, seed=victim.config.seed + 1))
 
 
 def clean(victim: Train) -> Evaluate:
-    """A job whose rows hold the answers to clean images; every attack's do, and this is the cheapest."""
-    return Evaluate(model=victim, attack="fgsm", settings=_threat(victim), gradient=_bpda(victim))
+    """The cheapest job that yields clean accuracy: the records of every attack hold the clean predictions too."""
+    return Evaluate(model=victim, attack="fgsm", settings=_budget(victim), gradient=_bpda(victim))
 
 
 def white_box(
@@ -82,73 +76,74 @@ def white_box(
     step_size: float | None = None,
     restarts: int = 1,
 ) -> Evaluate:
-    """PGD on a bare network, BPDA on one behind a preprocessing."""
-    settings = {**_threat(victim, epsilon), "steps": steps, "step_size": step_size or _step(victim)}
+    """PGD on an undefended network, BPDA on a defended one."""
+    settings = _iterative(victim, steps)
+    if epsilon is not None:
+        settings["epsilon"] = epsilon
+    if step_size is not None:
+        settings["step_size"] = step_size
     if restarts > 1:
         settings["restarts"] = restarts
     return Evaluate(model=victim, attack="pgd", settings=settings, gradient=_bpda(victim))
 
 
-def beyond(victim: Train, column: str, steps: int = 1000) -> Evaluate:
-    """The attack of a column of `BEYOND`: what a defense of random masks must be put to as well."""
+def extension(victim: Train, column: str, steps: int = 1000) -> Evaluate:
+    """The attack of a column of `EXTENSIONS`, which the evaluation of a random defense needs as well."""
     gradient = "exact" if column.startswith("exact") else "bpda"
-    settings: dict[str, Any] = {**_threat(victim), "steps": steps, "step_size": _step(victim)}
+    settings = _iterative(victim, steps)
     if column.endswith("EOT"):
         settings |= {**EOT, "step_size": 5 * settings["epsilon"] / EOT["steps"]}
     return Evaluate(model=victim, attack="pgd", settings=settings, gradient=gradient)
 
 
 def adaptive(victim: Train, attack: Literal["approximate-input", "projected-bpda"]) -> Evaluate:
-    """The paper's two attacks made for ME-Net, 1000 steps."""
-    settings = {**_threat(victim), "steps": 1000, "step_size": _step(victim)}
-    return Evaluate(model=victim, attack=attack, settings=settings, gradient="bpda")
+    """The paper's two adaptive attacks on ME-Net, 1000 steps."""
+    return Evaluate(model=victim, attack=attack, settings=_iterative(victim, 1000), gradient="bpda")
 
 
 def black_box(victim: Train, column: str) -> Evaluate:
-    """The attack of a column of the black-box tables."""
+    """The attack of a column of the black-box tables: Boundary, SPSA, or a transfer attack."""
     if column == "Boundary":
-        return Evaluate(model=victim, attack="boundary", settings={**_threat(victim), "steps": 1000})
+        return Evaluate(model=victim, attack="boundary", settings={**_budget(victim), "steps": 1000})
     if column == "SPSA":
-        settings = {**_threat(victim), "steps": 100, "samples": 2048}
+        settings = {**_budget(victim), "steps": 100, "samples": 2048}
         return Evaluate(model=victim, attack="spsa", settings=settings)
     attack, settings = gradient_attack(victim, column)
-    return Evaluate(model=victim, attack=attack, settings=settings, source=copy_of(victim))
+    return Evaluate(model=victim, attack=attack, settings=settings, surrogate=surrogate_of(victim))
 
 
 def gray_box(victim: Train, column: str) -> Evaluate:
-    """The attack of a column of the tables whose adversary has the network but does not see the preprocessing."""
+    """The attack of a column of the gray-box tables: on the network, unaware of the preprocessing."""
     attack, settings = gradient_attack(victim, column)
     return Evaluate(model=victim, attack=attack, settings=settings, gray=True)
 
 
-def after_preprocessing(victim: Train, column: str) -> Evaluate:
-    """The attack of a column of the table whose adversary attacks only what comes after the preprocessing."""
+def classifier_only(victim: Train, column: str) -> Evaluate:
+    """The attack of a column of table 12: on the classifier alone, not through the preprocessing."""
     attack, settings = gradient_attack(victim, column)
     if attack == "fgsm":
         settings |= {"steps": 1, "step_size": settings["epsilon"], "random_start": False}
-    return Evaluate(model=victim, attack="after-preprocessing", settings=settings)
+    return Evaluate(model=victim, attack="classifier-only", settings=settings)
 
 
 def gradient_attack(victim: Train, column: str) -> tuple[str, dict[str, Any]]:
     """Name and settings of the attack that a column is headed by: FGSM, PGD 7, CW κ=20, CW (κ = 50)."""
     word, _, rest = column.partition(" ")
-    settings = _threat(victim)
     if word == "FGSM":
-        return "fgsm", settings
-    settings["step_size"] = _step(victim)
+        return "fgsm", _budget(victim)
     if word == "PGD":
-        return "pgd", {**settings, "steps": int(rest)}
+        return "pgd", _iterative(victim, int(rest))
     if word == "CW":
-        return "cw", {**settings, "steps": 40, "kappa": int(rest.partition("=")[2] or 50)}
-    raise ConfigurationError(f"column is {column!r}; accepted are FGSM, PGD STEPS, CW and CW κ=CONFIDENCE")
+        return "cw", {**_iterative(victim, 40), "kappa": int(rest.partition("=")[2] or 50)}
+    raise ConfigurationError(f"unknown column {column!r}; choose from FGSM, PGD STEPS, CW and CW κ=CONFIDENCE")
 
 
-def _threat(victim: Train, epsilon: float | None = None) -> dict[str, Any]:
-    return {"epsilon": epsilon_of(victim.config.dataset) if epsilon is None else epsilon}
+def _budget(victim: Train) -> dict[str, Any]:
+    return {"epsilon": victim.config.epsilon}
 
 
-def _step(victim: Train) -> float:
-    return step_of(victim.config.dataset)
+def _iterative(victim: Train, steps: int) -> dict[str, Any]:
+    return {**_budget(victim), "steps": steps, "step_size": victim.config.step_size}
 
 
 def _bpda(victim: Train) -> str | None:

@@ -1,4 +1,4 @@
-"""Plans: what a table or figure consists of, and the jobs behind it, before anything has run."""
+"""Experiments as data: the cells of a table or the panels of a figure, and the jobs that measure them."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -7,37 +7,38 @@ from typing import Literal
 from menet.experiments import claims
 from menet.experiments.claims import Claim, Setting
 from menet.experiments.jobs import Certify, Evaluate, Job, transformed
-from menet.experiments.measures import Cost, Ranks, Reconstructions, Vectors
+from menet.experiments.measures import FeatureVectors, Ranks, Reconstructions, Timing
 from menet.experiments.scale import Scale
 
 Criterion = Literal["expected", "vote", "hard"]
 Form = Literal["lines", "ranks", "reconstructions", "plane", "distances", "pictures"]
 NAMES = {"mnist": "MNIST", "cifar10": "CIFAR-10", "svhn": "SVHN", "tiny-imagenet": "Tiny-ImageNet"}
 VOTES = 10
-"""Masks that the paper's vote is taken over."""
+"""Draws in the paper's majority vote."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One number of a table: which rows it is read from, and how."""
+    """One number of a table: the job whose records it is computed from, and how."""
 
     row: str
     column: str
-    job: Evaluate | Certify | Cost
+    job: Evaluate | Certify | Timing
     clean: bool = False
-    """Of the clean images, not the attacked ones."""
+    """Clean accuracy instead of robust accuracy."""
     criterion: Criterion = "expected"
-    """`expected` over fresh masks is the paper's one mask less its chance; `hard`: right after every restart."""
+    """`expected`: mean over fresh draws, of which the paper's single mask is one sample; `vote`: of ten draws;
+    `hard`: correct after every restart."""
     top: int = 1
     radius: int | None = None
-    """Of certificates: changed pixels that must not turn the vote."""
+    """Of certificates: the number of perturbed pixels (L0) that must not change the vote."""
     ours: bool = False
-    """Beyond the paper, which claims nothing here."""
+    """An extension: the paper has no such number."""
 
     def setting(self) -> Setting:
-        """What is measured, in the words of the claims, from the configuration that will run."""
+        """The configuration that will run, as a setting to compare with that of the claim."""
         if not isinstance(self.job, Evaluate):
-            raise TypeError(f"a cell of a {self.job.kind} job has no setting in the paper's words")
+            raise TypeError(f"expected a cell of an evaluate job, got {self.job.kind}")
         return _setting(self, self.job)
 
 
@@ -49,7 +50,7 @@ class Table:
     title: str
     cells: tuple[Cell, ...]
     label: str | None = None
-    """In the paper's source; None for a table of ours."""
+    """Label in the paper's source; None for an extension."""
     note: str = ""
 
     @property
@@ -57,19 +58,19 @@ class Table:
         return tuple(cell.job for cell in self.cells)
 
     def claim(self, cell: Cell) -> Claim | None:
-        """What the paper says where the cell stands."""
+        """The paper's number in the place of this cell, if it has one."""
         if self.label is None or cell.ours:
             return None
         return claims.by_place().get((self.label, cell.row, cell.column))
 
     def at(self, scale: Scale) -> "Table":
-        """The same table from smaller jobs."""
-        return replace(self, cells=tuple(replace(one, job=transformed(one.job, scale)) for one in self.cells))
+        """The same table from the jobs of a scale."""
+        return replace(self, cells=tuple(_cell_at(cell, scale) for cell in self.cells))
 
 
 @dataclass(frozen=True)
 class Point:
-    """A number of a curve, and where it stands on the horizontal axis."""
+    """One point of a curve: its position on the horizontal axis and its number."""
 
     x: float
     cell: Cell
@@ -77,11 +78,11 @@ class Point:
 
 @dataclass(frozen=True)
 class Panel:
-    """One part of a figure: named curves of cells, or the named jobs it is drawn from."""
+    """One panel of a figure: named curves of cells, or the named jobs it is drawn from."""
 
     title: str
     curves: tuple[tuple[str, tuple[Point, ...]], ...] = ()
-    sources: tuple[tuple[str, Ranks | Reconstructions | Vectors | Evaluate], ...] = ()
+    sources: tuple[tuple[str, Ranks | Reconstructions | FeatureVectors | Evaluate], ...] = ()
 
     @property
     def jobs(self) -> tuple[Job, ...]:
@@ -101,14 +102,14 @@ class Panel:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure: its panels and the form they are drawn in."""
+    """A figure: its panels, and the form in which the report draws them."""
 
     name: str
     title: str
     form: Form
     panels: tuple[Panel, ...]
     across: str = ""
-    """What the horizontal axis is."""
+    """Label of the horizontal axis."""
     label: str | None = None
     note: str = ""
 
@@ -117,15 +118,15 @@ class Figure:
         return tuple(job for panel in self.panels for job in panel.jobs)
 
     def at(self, scale: Scale) -> "Figure":
-        """The same figure from smaller jobs."""
+        """The same figure from the jobs of a scale."""
         return replace(self, panels=tuple(panel.at(scale) for panel in self.panels))
 
 
-Plan = Table | Figure
+Experiment = Table | Figure
 
 
 def graph(jobs: Iterable[Job]) -> tuple[Job, ...]:
-    """All jobs that `jobs` need and they themselves, each once, none before what it needs."""
+    """`jobs` and all that they need, each once, in an order in which each comes after those it needs."""
     ordered: dict[str, Job] = {}
     for job in jobs:
         for one in _with_needs(job):
@@ -146,21 +147,21 @@ def _cell_at(cell: Cell, scale: Scale) -> Cell:
 def _setting(cell: Cell, job: Evaluate) -> Setting:
     config, defense = job.model.config, job.model.config.defense
     method = defense.get("name") or ("madry" if config.objective == "adversarial" else "vanilla")
-    ours = method == "me-net"
-    p = defense["p"] if ours else None
+    is_me_net = method == "me-net"
+    p = defense["p"] if is_me_net else None
     known: dict[str, object] = {}
     if cell.clean:
         access = "clean"
     else:
-        access, known = _attack(cell, job, method)
+        access, known = _attack(job, method)
     return Setting(
         dataset=config.dataset,
         network=config.model,
         method=method,
         training=config.objective,
         p=tuple(p) if isinstance(p, list) else p,
-        masks=defense["masks"] if ours else None,
-        estimator=defense["estimator"]["name"] if ours else None,
+        masks=defense["masks"] if is_me_net else None,
+        estimator=defense["estimator"]["name"] if is_me_net else None,
         access=access,
         inference={"expected": "single", "vote": "vote", "hard": "all-restarts"}[cell.criterion],
         metric=f"top-{cell.top}",
@@ -168,16 +169,16 @@ def _setting(cell: Cell, job: Evaluate) -> Setting:
     )
 
 
-def _attack(cell: Cell, job: Evaluate, method: str) -> tuple[str, dict[str, object]]:
-    """The adversary's access, and what the paper says of its attack: it gives no steps of CW and SPSA."""
-    if job.source is not None or job.attack in ("boundary", "spsa"):
+def _attack(job: Evaluate, method: str) -> tuple[str, dict[str, object]]:
+    """The adversary's access, and the settings the paper states: it gives no steps of CW and SPSA."""
+    if job.surrogate is not None or job.attack in ("boundary", "spsa"):
         access = "black-box"
     elif job.gray:
         access = "gray-box"
     else:
-        access = "after-preprocessing" if job.attack == "after-preprocessing" else "white-box"
+        access = "classifier-only" if job.attack == "classifier-only" else "white-box"
     settings, attack = job.settings, job.attack
-    if attack == "after-preprocessing":
+    if attack == "classifier-only":
         attack = "cw" if "kappa" in settings else "pgd" if settings["steps"] > 1 else "fgsm"
     if attack == "pgd" and access == "white-box" and method not in ("vanilla", "madry"):
         attack = "bpda"

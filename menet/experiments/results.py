@@ -1,4 +1,4 @@
-"""From finished jobs to the numbers of a table or figure: pure functions of records, kept as JSON."""
+"""From finished jobs to the numbers of a table or figure: pure functions of records, saved as JSON summaries."""
 
 import json
 from collections.abc import Mapping
@@ -9,60 +9,66 @@ from typing import Any
 from menet.errors import RecordError
 from menet.evaluation import Accuracy, Records, accuracy, certified_accuracies, restart_accuracies
 from menet.evaluation.accuracy import Images
-from menet.experiments.jobs import Certify, Evaluate, Places
-from menet.experiments.measures import Cost, Measurement
-from menet.experiments.plan import VOTES, Cell, Figure, Panel, Plan, Table
-from menet.experiments.runner import Outcome, finished
+from menet.experiments.jobs import Certify, Evaluate, Workspace
+from menet.experiments.measures import Measurement, Timing
+from menet.experiments.plan import VOTES, Cell, Experiment, Panel, Table
+from menet.experiments.runner import JobOutcome, finished
 from menet.experiments.scale import Scale
 from menet.files import write_atomically
 
 FORMAT = "menet.reproduction/1"
 
 
-def summarise(plan: Plan, scale: Scale, places: Places, outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
-    """What was measured of a plan (already at `scale`), beside what the paper claims."""
+def summarize(
+    experiment: Experiment, scale: Scale, workspace: Workspace, outcomes: Mapping[str, JobOutcome]
+) -> dict[str, Any]:
+    """What was measured for an experiment (already at `scale`), next to what the paper claims."""
     common = {
         "format": FORMAT,
-        "name": plan.name,
-        "title": plan.title,
-        "label": plan.label,
-        "note": plan.note,
+        "name": experiment.name,
+        "title": experiment.title,
+        "label": experiment.label,
+        "note": experiment.note,
         "scale": scale.name,
         "scale_summary": scale.summary,
     }
-    if isinstance(plan, Table):
-        return {**common, "kind": "table", "cells": [_cell(plan, cell, places, outcomes) for cell in plan.cells]}
-    panels = [_panel(plan, panel, places, outcomes) for panel in plan.panels]
-    return {**common, "kind": "figure", "form": plan.form, "across": plan.across, "panels": panels}
+    if isinstance(experiment, Table):
+        return {
+            **common,
+            "kind": "table",
+            "cells": [_cell(experiment, cell, workspace, outcomes) for cell in experiment.cells],
+        }
+    panels = [_panel(panel, workspace, outcomes) for panel in experiment.panels]
+    return {**common, "kind": "figure", "form": experiment.form, "across": experiment.across, "panels": panels}
 
 
-def keep(result: dict[str, Any], places: Places) -> Path:
-    """Write a summary where `kept` finds it."""
-    path = result_path(places, result["scale"], result["name"])
-    write_atomically(path, json.dumps(result, indent=1, ensure_ascii=False))
+def save_summary(summary: dict[str, Any], workspace: Workspace) -> Path:
+    """Write a summary where `load_summary` finds it."""
+    path = summary_path(workspace, summary["scale"], summary["name"])
+    write_atomically(path, json.dumps(summary, indent=1, ensure_ascii=False))
     return path
 
 
-def kept(places: Places, scale: str, name: str) -> dict[str, Any] | None:
-    """The summary that was written for an experiment, if there is one."""
-    path = result_path(places, scale, name)
+def load_summary(workspace: Workspace, scale: str, name: str) -> dict[str, Any] | None:
+    """The saved summary of an experiment, or None."""
+    path = summary_path(workspace, scale, name)
     if not path.is_file():
         return None
     try:
         found: dict[str, Any] = json.loads(path.read_text("utf-8"))
     except ValueError as error:
-        raise RecordError(f"{path} is not JSON: {error}") from error
+        raise RecordError(f"expected JSON in {path}: {error}") from error
     if found.get("format") != FORMAT:
-        raise RecordError(f"{path} has the format {found.get('format')!r:.40}; accepted is {FORMAT}")
+        raise RecordError(f"expected {path} to have the format {FORMAT}, got {found.get('format')!r:.40}")
     return found
 
 
-def result_path(places: Places, scale: str, name: str) -> Path:
-    """Where the summary of an experiment is."""
-    return places.root / "results" / scale / f"{name}.json"
+def summary_path(workspace: Workspace, scale: str, name: str) -> Path:
+    """The path of an experiment's summary."""
+    return workspace.root / "results" / scale / f"{name}.json"
 
 
-def _cell(table: Table, cell: Cell, places: Places, outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
+def _cell(table: Table, cell: Cell, workspace: Workspace, outcomes: Mapping[str, JobOutcome]) -> dict[str, Any]:
     claim = table.claim(cell)
     return {
         "row": cell.row,
@@ -70,20 +76,20 @@ def _cell(table: Table, cell: Cell, places: Places, outcomes: Mapping[str, Outco
         "ours": cell.ours,
         "claimed": claim.value if claim else None,
         "quoted": claim.quoted if claim else False,
-        **measured(cell, places, outcomes),
+        **measured(cell, workspace, outcomes),
     }
 
 
-def measured(cell: Cell, places: Places, outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
-    """The number of a cell with its interval, in percent (milliseconds for cost), or why there is none."""
+def measured(cell: Cell, workspace: Workspace, outcomes: Mapping[str, JobOutcome]) -> dict[str, Any]:
+    """The number of a cell with its interval, in percent (milliseconds for timings), or why there is none."""
     job = cell.job
     start: dict[str, Any] = {"job": f"{job.kind}/{job.key[:20]}", "does": job.title()}
-    if finished(job, places) is None:
+    if finished(job, workspace) is None:
         outcome = outcomes.get(job.key)
         return {**start, "missing": outcome.message if outcome else "not run yet"}
-    if isinstance(job, Cost):
-        return {**start, "unit": "ms", "value": 1000 * job.result(places)["seconds"]}
-    number = _accuracy(cell, job, job.records(places))
+    if isinstance(job, Timing):
+        return {**start, "unit": "ms", "value": 1000 * job.result(workspace)["seconds"]}
+    number = _accuracy(cell, job, job.records(workspace))
     return {
         **start,
         "unit": "%",
@@ -109,30 +115,30 @@ def _accuracy(cell: Cell, job: Evaluate | Certify, records: Records) -> Accuracy
     return accuracy(records, images, "expected", cell.top)
 
 
-def _first(row: dict[str, Any], masks: int) -> dict[str, Any]:
-    """A row as if it had been scored on its first so many masks; the paper votes with ten."""
+def _first(row: dict[str, Any], draws: int) -> dict[str, Any]:
+    """A record as if it had been scored on its first `draws` draws alone."""
     return {
         **row,
         **{
-            images: {**row[images], **{name: row[images][name][:masks] for name in ("predictions", "ranks")}}
+            images: {**row[images], **{name: row[images][name][:draws] for name in ("predictions", "ranks")}}
             for images in ("clean", "adversarial")
         },
     }
 
 
-def _panel(figure: Figure, panel: Panel, places: Places, outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
+def _panel(panel: Panel, workspace: Workspace, outcomes: Mapping[str, JobOutcome]) -> dict[str, Any]:
     curves = [
-        {"name": name, "points": [{"x": one.x, **measured(one.cell, places, outcomes)} for one in points]}
+        {"name": name, "points": [{"x": one.x, **measured(one.cell, workspace, outcomes)} for one in points]}
         for name, points in panel.curves
     ]
     sources: dict[str, Any] = {}
     for name, job in panel.sources:
-        if finished(job, places) is None:
+        if finished(job, workspace) is None:
             outcome = outcomes.get(job.key)
             sources[name] = {"missing": outcome.message if outcome else "not run yet"}
         elif isinstance(job, Measurement):
-            sources[name] = job.result(places)
+            sources[name] = job.result(workspace)
         else:
-            # Vectors and images stay where they are; a report reads them there.
-            sources[name] = {"folder": str(places.ready(job).relative_to(places.root))}
+            # Features and snapshots stay in the job's folder, where the report reads them.
+            sources[name] = {"folder": str(workspace.ready(job).relative_to(workspace.root))}
     return {"title": panel.title, "curves": curves, "sources": sources}

@@ -1,4 +1,4 @@
-"""Running a graph of jobs: finished ones are never repeated, a failed one stops only what needs it."""
+"""Running a graph of jobs: finished ones are never repeated, a failed one blocks only those that need it."""
 
 import contextlib
 import json
@@ -18,19 +18,19 @@ from typing import Literal, Protocol, TextIO, runtime_checkable
 import torch
 
 from menet.errors import ConfigurationError, MenetError
-from menet.experiments.jobs import DONE, Job, Places
+from menet.experiments.jobs import DONE, Job, Workspace
 from menet.files import write_atomically
 
 LOG, DESCRIPTION = "log.txt", "job.json"
 RETRIES = 2
-"""How often a job is tried again whose process died; one that raised an error is not."""
+"""How often a job is retried if its process died; a job that raised an error is not retried."""
 
 Status = Literal["kept", "done", "failed", "blocked"]
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """How a job ended: `kept` was finished before, `blocked` never began because something it needs failed."""
+class JobOutcome:
+    """How a job ended: `kept` was finished before, `blocked` was not started because a job it needs failed."""
 
     key: str
     title: str
@@ -40,24 +40,26 @@ class Outcome:
     log: Path | None = None
 
     @property
-    def good(self) -> bool:
+    def succeeded(self) -> bool:
         return self.status in ("kept", "done")
 
 
-Report = Callable[[Outcome], None]
+Callback = Callable[[JobOutcome], None]
 
 
 @runtime_checkable
 class Engine(Protocol):
-    """What runs a graph, given in an order in which nothing stands before what it needs."""
+    """Runs a graph of jobs, given in an order in which each comes after those it needs."""
 
-    def __call__(self, jobs: Sequence[Job], places: Places, report: Report) -> dict[str, Outcome]: ...
+    def __call__(
+        self, jobs: Sequence[Job], workspace: Workspace, on_outcome: Callback
+    ) -> dict[str, JobOutcome]: ...
 
 
-def finished(job: Job, places: Places) -> float | None:
-    """The seconds that a finished job took; None for one that is not finished."""
-    here, store = places.folder(job) / DONE, places.store
-    for read in (here.read_bytes, lambda: store and store.read(f"{places.name(job)}/{DONE}")):
+def finished(job: Job, workspace: Workspace) -> float | None:
+    """The seconds that a finished job took; None if it is not finished."""
+    here, store = workspace.folder(job) / DONE, workspace.store
+    for read in (here.read_bytes, lambda: store and store.read(f"{workspace.name(job)}/{DONE}")):
         try:
             marker = json.loads(read() or b"{}")
             if marker["key"] == job.key:
@@ -67,96 +69,96 @@ def finished(job: Job, places: Places) -> float | None:
     return None
 
 
-def execute(job: Job, places: Places) -> Outcome:
-    """Run one job in its folder, where its log is, and mark it done; its needs must be finished.
+def execute(job: Job, workspace: Workspace) -> JobOutcome:
+    """Run one job in its folder and mark it done; the jobs it needs must be finished.
 
-    All its output goes to the log. The marker is written last and whole, so a job that was killed is not done,
-    and is taken up again from what it left.
+    All its output goes to the log in that folder. The marker is written last and atomically, so a job that was
+    killed is not done, and the next run resumes it.
     """
-    folder = places.folder(job)
-    if finished(job, places) is not None:
-        return Outcome(job.key, job.title(), "kept")
-    store = places.store
+    folder = workspace.folder(job)
+    if finished(job, workspace) is not None:
+        return JobOutcome(job.key, job.title(), "kept")
+    store = workspace.store
     if store is None:
-        return _execute(job, folder, places)
+        return _execute(job, folder, workspace)
     if not folder.exists():
-        # What a machine that is gone has left of this job is where to go on.
-        store.bring(places.name(job), folder, DONE)
-    with store.mirroring(places.name(job), folder, DONE):
-        return _execute(job, folder, places)
+        # Another machine may have started this job: resume from what it uploaded.
+        store.download(workspace.name(job), folder, DONE)
+    with store.mirroring(workspace.name(job), folder, DONE):
+        return _execute(job, folder, workspace)
 
 
-def _execute(job: Job, folder: Path, places: Places) -> Outcome:
+def _execute(job: Job, folder: Path, workspace: Workspace) -> JobOutcome:
     folder.mkdir(parents=True, exist_ok=True)
     description = {"kind": job.kind, "title": job.title(), "key": job.key, **job.content()}
     write_atomically(folder / DESCRIPTION, json.dumps(description, indent=1, ensure_ascii=False))
     log = folder / LOG
     began = time.perf_counter()
-    torch.set_num_threads(places.threads)
+    torch.set_num_threads(workspace.threads)
     with log.open("a", encoding="utf-8") as lines, _captured(lines):
         try:
-            job.run(folder, places)
-        except Exception as error:  # whatever a job dies of, the others go on; nothing is lost, it is in the log
+            job.run(folder, workspace)
+        except Exception as error:  # a failed job must not stop the others; the log has the traceback
             traceback.print_exc(file=lines)
             words = str(error) if isinstance(error, MenetError) else f"{type(error).__name__}: {error}"
             seconds = time.perf_counter() - began
-            return Outcome(job.key, job.title(), "failed", seconds, " ".join(words.split())[:300], log)
+            return JobOutcome(job.key, job.title(), "failed", seconds, " ".join(words.split())[:300], log)
     seconds = time.perf_counter() - began
     marker = {"key": job.key, "seconds": round(seconds, 3)}
     write_atomically(folder / DONE, json.dumps(marker))
-    return Outcome(job.key, job.title(), "done", seconds, log=log)
+    return JobOutcome(job.key, job.title(), "done", seconds, log=log)
 
 
-def blocked(job: Job, by: Outcome) -> Outcome:
-    """The outcome of a job that needs one that did not end well."""
+def blocked(job: Job, by: JobOutcome) -> JobOutcome:
+    """The outcome of a job that needs one that failed or was blocked."""
     cause = by.message if by.status == "blocked" else f"{by.title} failed"
-    return Outcome(job.key, job.title(), "blocked", message=cause, log=by.log)
+    return JobOutcome(job.key, job.title(), "blocked", message=cause, log=by.log)
 
 
 @dataclass(frozen=True)
 class Local:
-    """This machine: one job after another in this process, or several processes side by side."""
+    """This machine: one job after another in this process, or `workers` processes in parallel."""
 
     workers: int = 1
 
     def __post_init__(self) -> None:
         if self.workers < 1:
-            raise ConfigurationError(f"workers is {self.workers}; accepted are whole numbers from 1")
+            raise ConfigurationError(f"expected workers >= 1, got {self.workers}")
 
-    def __call__(self, jobs: Sequence[Job], places: Places, report: Report) -> dict[str, Outcome]:
-        outcomes: dict[str, Outcome] = {}
+    def __call__(self, jobs: Sequence[Job], workspace: Workspace, on_outcome: Callback) -> dict[str, JobOutcome]:
+        outcomes: dict[str, JobOutcome] = {}
         waiting = []
         for job in jobs:
-            if finished(job, places) is None:
+            if finished(job, workspace) is None:
                 waiting.append(job)
             else:
-                _note(outcomes, Outcome(job.key, job.title(), "kept"), report)
+                _note(outcomes, JobOutcome(job.key, job.title(), "kept"), on_outcome)
         pool: ProcessPoolExecutor | None = None
-        running: dict[Future[Outcome], Job] = {}
-        tries: dict[str, int] = {}
+        running: dict[Future[JobOutcome], Job] = {}
+        attempts: dict[str, int] = {}
         try:
             while waiting or running:
-                ready = _settle(waiting, outcomes, report)
+                ready = _settle(waiting, outcomes, on_outcome)
                 if self.workers == 1:
                     if ready:
                         waiting.remove(ready[0])
-                        _note(outcomes, execute(ready[0], places), report)
+                        _note(outcomes, execute(ready[0], workspace), on_outcome)
                     continue
                 pool = pool or _pool(self.workers)
                 for job in ready[: self.workers - len(running)]:
                     waiting.remove(job)
-                    running[pool.submit(execute, job, places)] = job
+                    running[pool.submit(execute, job, workspace)] = job
                 if not running:
                     continue
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     job = running.pop(future)
                     try:
-                        _note(outcomes, future.result(), report)
+                        _note(outcomes, future.result(), on_outcome)
                     except BrokenProcessPool:
                         pool = None
-                        tries[job.key] = tries.get(job.key, 0) + 1
-                        if tries[job.key] > RETRIES:
-                            _note(outcomes, _died(job, places, tries[job.key]), report)
+                        attempts[job.key] = attempts.get(job.key, 0) + 1
+                        if attempts[job.key] > RETRIES:
+                            _note(outcomes, _died(job, workspace, attempts[job.key]), on_outcome)
                         else:
                             waiting.insert(0, job)
         finally:
@@ -165,28 +167,28 @@ class Local:
         return outcomes
 
 
-def _settle(waiting: list[Job], outcomes: dict[str, Outcome], report: Report) -> list[Job]:
-    """Take out of `waiting` what is blocked; return what can start now."""
+def _settle(waiting: list[Job], outcomes: dict[str, JobOutcome], on_outcome: Callback) -> list[Job]:
+    """Remove blocked jobs from `waiting`; return those that can start now."""
     ready = []
     for job in list(waiting):
         needs = [outcomes.get(need.key) for need in job.needs]
-        bad = next((one for one in needs if one is not None and not one.good), None)
-        if bad is not None:
+        failed = next((one for one in needs if one is not None and not one.succeeded), None)
+        if failed is not None:
             waiting.remove(job)
-            _note(outcomes, blocked(job, bad), report)
+            _note(outcomes, blocked(job, failed), on_outcome)
         elif all(one is not None for one in needs):
             ready.append(job)
     return ready
 
 
-def _note(outcomes: dict[str, Outcome], outcome: Outcome, report: Report) -> None:
+def _note(outcomes: dict[str, JobOutcome], outcome: JobOutcome, on_outcome: Callback) -> None:
     outcomes[outcome.key] = outcome
-    report(outcome)
+    on_outcome(outcome)
 
 
-def _died(job: Job, places: Places, tries: int) -> Outcome:
-    message = f"its process died {tries} times"
-    return Outcome(job.key, job.title(), "failed", message=message, log=places.folder(job) / LOG)
+def _died(job: Job, workspace: Workspace, attempts: int) -> JobOutcome:
+    message = f"its process died {attempts} times"
+    return JobOutcome(job.key, job.title(), "failed", message=message, log=workspace.folder(job) / LOG)
 
 
 def _pool(workers: int) -> ProcessPoolExecutor:
@@ -195,7 +197,7 @@ def _pool(workers: int) -> ProcessPoolExecutor:
 
 
 def _leave_with_parent() -> None:
-    """End this process when the one that started it is gone, or two runs would write to one folder."""
+    """End this process with its parent; otherwise a second run could write to the same folder."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -212,8 +214,8 @@ def _captured(lines: TextIO) -> Iterator[None]:
         yield
 
 
-def failures(outcomes: Mapping[str, Outcome]) -> tuple[Outcome, ...]:
-    """The jobs that failed themselves, each with its log."""
+def failures(outcomes: Mapping[str, JobOutcome]) -> tuple[JobOutcome, ...]:
+    """The jobs that failed (not those they blocked), each with its log."""
     return tuple(one for one in outcomes.values() if one.status == "failed")
 
 

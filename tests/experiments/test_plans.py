@@ -1,4 +1,4 @@
-"""Each claim is measured by exactly one cell, in the claim's own setting, and scales keep the plans whole."""
+"""Each claim is measured by exactly one cell, in the claim's own setting, and scales keep experiments whole."""
 
 from collections import Counter
 from dataclasses import replace
@@ -6,21 +6,20 @@ from dataclasses import replace
 import pytest
 
 from menet.errors import ConfigurationError
-from menet.experiments import claims, paper
-from menet.experiments.catalog import EXPERIMENTS, plan_of
+from menet.experiments import EXPERIMENTS, claims, experiment, paper
 from menet.experiments.jobs import Evaluate, Train, transformed
-from menet.experiments.plan import Figure, Table, graph
-from menet.experiments.scale import LAPTOP, PAPER, SCALES, SMOKE
+from menet.experiments.plan import Experiment, Table, graph
+from menet.experiments.scale import LAPTOP, PAPER, SCALES, SMOKE, Scale
 
 
 @pytest.fixture(scope="module")
-def plans() -> dict[str, Table | Figure]:
-    return {name: plan_of(name) for name in EXPERIMENTS}
+def experiments() -> dict[str, Experiment]:
+    return {name: experiment(name) for name in EXPERIMENTS}
 
 
 @pytest.fixture(scope="module")
-def tables(plans: dict[str, Table | Figure]) -> list[Table]:
-    return [plan for plan in plans.values() if isinstance(plan, Table)]
+def tables(experiments: dict[str, Experiment]) -> list[Table]:
+    return [plan for plan in experiments.values() if isinstance(plan, Table)]
 
 
 def test_each_claim_is_reached_from_one_cell_and_each_cell_of_the_paper_reaches_one(tables: list[Table]) -> None:
@@ -39,9 +38,7 @@ def test_what_a_cell_would_run_is_what_its_claim_was_measured_on(tables: list[Ta
 
 
 def test_every_white_box_table_has_columns_of_exact_gradients_and_expectation(tables: list[Table]) -> None:
-    white = {
-        claim.table for claim in claims.load() if claim.setting.access in ("white-box", "after-preprocessing")
-    }
+    white = {claim.table for claim in claims.load() if claim.setting.access in ("white-box", "classifier-only")}
     assert len(white) == 14
     for table in tables:
         if table.label in white:
@@ -52,31 +49,31 @@ def test_every_white_box_table_has_columns_of_exact_gradients_and_expectation(ta
             assert any(job.settings.get("eot", 1) > 1 for job in jobs)
 
 
-def test_names_agree_and_labels_are_the_papers(plans: dict[str, Table | Figure]) -> None:
-    assert all(plan.name == name for name, plan in plans.items())
-    labels = [plan.label for plan in plans.values() if isinstance(plan, Table) and plan.label]
+def test_names_agree_and_labels_are_the_papers(experiments: dict[str, Experiment]) -> None:
+    assert all(plan.name == name for name, plan in experiments.items())
+    labels = [plan.label for plan in experiments.values() if isinstance(plan, Table) and plan.label]
     assert sorted(labels) == sorted(claims.tables())
 
 
 @pytest.mark.parametrize("scale", SCALES.values(), ids=SCALES)
-def test_plans_keep_their_shape_at_every_scale(plans: dict[str, Table | Figure], scale: object) -> None:
-    for plan in plans.values():
-        scaled = plan.at(scale)  # type: ignore[arg-type]
+def test_experiments_keep_their_shape_at_every_scale(experiments: dict[str, Experiment], scale: Scale) -> None:
+    for plan in experiments.values():
+        scaled = plan.at(scale)
         assert len(scaled.jobs) == len(plan.jobs)
         assert [type(job) for job in scaled.jobs] == [type(job) for job in plan.jobs]
 
 
-def test_the_scale_of_the_paper_changes_no_model_and_no_attack(plans: dict[str, Table | Figure]) -> None:
-    for plan in plans.values():
+def test_the_scale_of_the_paper_changes_no_model_and_no_attack(experiments: dict[str, Experiment]) -> None:
+    for plan in experiments.values():
         for before, after in zip(plan.jobs, plan.at(PAPER).jobs, strict=True):
             if isinstance(before, Evaluate) and isinstance(after, Evaluate):
                 assert before.model == after.model
                 assert before.settings == after.settings
-                assert (before.examples, before.pictures) == (after.examples, after.pictures)
+                assert (before.examples, before.snapshots) == (after.examples, after.snapshots)
 
 
-def test_a_graph_holds_each_job_once_and_after_what_it_needs(plans: dict[str, Table | Figure]) -> None:
-    jobs = graph(job for plan in plans.values() for job in plan.at(SMOKE).jobs)
+def test_a_graph_holds_each_job_once_and_after_what_it_needs(experiments: dict[str, Experiment]) -> None:
+    jobs = graph(job for plan in experiments.values() for job in plan.at(SMOKE).jobs)
     keys = [job.key for job in jobs]
     assert len(set(keys)) == len(keys)
     place = {key: number for number, key in enumerate(keys)}
@@ -84,8 +81,8 @@ def test_a_graph_holds_each_job_once_and_after_what_it_needs(plans: dict[str, Ta
 
 
 def test_models_are_shared_between_tables() -> None:
-    first = {job.key for job in graph(plan_of("table4").jobs) if isinstance(job, Train)}
-    second = {job.key for job in graph(plan_of("table13").jobs) if isinstance(job, Train)}
+    first = {job.key for job in graph(experiment("table4").jobs) if isinstance(job, Train)}
+    second = {job.key for job in graph(experiment("table13").jobs) if isinstance(job, Train)}
     assert first < second
 
 
@@ -100,13 +97,13 @@ def test_a_changed_setting_changes_the_keys_of_what_depends_on_it_alone() -> Non
     changed = transformed(job, longer)  # type: ignore[arg-type]
     assert changed.key != job.key
     assert changed.model.key != job.model.key
-    assert changed.source == job.source
+    assert changed.surrogate == job.surrogate
     assert changed.model.prepared == job.model.prepared
     renamed = replace(job.model, config=replace(job.model.config, recipe="another name"))
     assert renamed.key == job.model.key
 
 
-def test_smaller_scales_keep_attacks_in_order_and_able_to_cross_the_ball() -> None:
+def test_smaller_scales_keep_attacks_in_order_and_able_to_cross_the_epsilon_ball() -> None:
     victim = paper.model("mnist", p=paper.LOW)
     for scale in (SMOKE, LAPTOP):
         sizes = []
@@ -119,7 +116,7 @@ def test_smaller_scales_keep_attacks_in_order_and_able_to_cross_the_ball() -> No
 
 
 def test_unknown_names_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="table27"):
-        plan_of("table99")
-    with pytest.raises(ConfigurationError, match="accepted are"):
+    with pytest.raises(ConfigurationError, match="unknown experiment 'table99'; choose from figure1,"):
+        experiment("table99")
+    with pytest.raises(ConfigurationError, match="unknown column 'Fireworks'; choose from FGSM"):
         paper.gradient_attack(paper.model("mnist"), "Fireworks")

@@ -13,12 +13,12 @@ import pytest
 from menet import cli
 from menet.evaluation import CertificateSettings, accuracy
 from menet.experiments import claims, paper, results
-from menet.experiments.jobs import Certify, Evaluate, Places
-from menet.experiments.measures import Ranks, Reconstructions, Vectors
-from menet.experiments.plan import Cell, Figure, Panel, Plan, Point, Table, graph
-from menet.experiments.runner import Local, Outcome
+from menet.experiments.jobs import Certify, Evaluate, Workspace
+from menet.experiments.measures import FeatureVectors, Ranks, Reconstructions
+from menet.experiments.plan import Cell, Experiment, Figure, Panel, Point, Table, graph
+from menet.experiments.runner import JobOutcome, Local
 from menet.experiments.scale import SMOKE, Scale
-from menet.files import held
+from menet.files import locked
 from menet.report.reproduction import publish, table_of
 from menet.training.recipes import me_net
 
@@ -27,11 +27,12 @@ TINY: Scale = replace(
     name="smoke",
     images=40,
     examples=10,
-    masks=3,
-    batch=5,
-    certificate=12,
+    draws=3,
+    batch_size=5,
+    certificate_draws=12,
     training=lambda config: replace(SMOKE.training(config), epochs=1, limit=40),
 )
+Made = tuple[Workspace, list[Experiment], dict[str, JobOutcome]]
 VICTIM = paper.model("cifar10", "me-net", "adversarial", paper.LOW, estimator="usvt")
 PURE = paper.model("cifar10", p=paper.HIGH, estimator="usvt")
 
@@ -52,9 +53,9 @@ def small_table() -> Table:
 
 
 def small_figures() -> list[Figure]:
-    kept = replace(paper.black_box(PURE, "PGD 40"), pictures=10)
+    kept = replace(paper.black_box(PURE, "PGD 40"), snapshots=10)
     points = tuple(Point(steps, Cell("a", str(steps), paper.white_box(VICTIM, steps))) for steps in (7, 20))
-    vectors = (Panel("ME-Net", sources=(("ME-Net", Vectors(attacked=kept)),)),)
+    vectors = (Panel("ME-Net", sources=(("ME-Net", FeatureVectors(attacked=kept)),)),)
     images = Reconstructions(dataset="mnist", defense={**me_net("usvt"), "masks": 1}, probabilities=(0.3, 0.9))
     return [
         Figure("figure1", "Ranks", "ranks", (Panel("MNIST", sources=(("MNIST", Ranks(dataset="mnist")),)),)),
@@ -67,24 +68,24 @@ def small_figures() -> list[Figure]:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Places, list[Plan], dict[str, Outcome]]:
-    places = Places(tmp_path_factory.mktemp("reproduce"))
-    plans: list[Plan] = [plan.at(TINY) for plan in (small_table(), *small_figures())]
-    outcomes = Local()(graph(job for plan in plans for job in plan.jobs), places, lambda outcome: None)
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    workspace = Workspace(tmp_path_factory.mktemp("reproduce"))
+    plans: list[Experiment] = [plan.at(TINY) for plan in (small_table(), *small_figures())]
+    outcomes = Local()(graph(job for plan in plans for job in plan.jobs), workspace, lambda outcome: None)
     for plan in plans:
-        results.keep(results.summarise(plan, TINY, places, outcomes), places)
-    return places, plans, outcomes
+        results.save_summary(results.summarize(plan, TINY, workspace, outcomes), workspace)
+    return workspace, plans, outcomes
 
 
-def test_every_kind_of_job_runs(made: tuple[Places, list[Plan], dict[str, Outcome]]) -> None:
+def test_every_kind_of_job_runs(made: Made) -> None:
     assert {one.status for one in made[2].values()} == {"done"}, made[2]
 
 
 def test_a_summary_holds_the_claim_beside_what_the_rows_say(
-    made: tuple[Places, list[Plan], dict[str, Outcome]],
+    made: Made,
 ) -> None:
-    places, plans, _ = made
-    summary = results.kept(places, "smoke", "table24")
+    workspace, plans, _ = made
+    summary = results.load_summary(workspace, "smoke", "table24")
     assert summary is not None
     cells = {cell["column"]: cell for cell in summary["cells"]}
     claim = claims.by_place()["appendix me methods white", "ME-Net - USVT · Prep. + Adv. train", "7"]
@@ -93,11 +94,11 @@ def test_a_summary_holds_the_claim_beside_what_the_rows_say(
     assert isinstance(table, Table)
     job = table.cells[1].job
     assert isinstance(job, Evaluate)
-    rows = job.records(places).rows
-    assert cells["7"]["value"] == pytest.approx(100 * accuracy(job.records(places), "adversarial").value)
+    rows = job.records(workspace).rows
+    assert cells["7"]["value"] == pytest.approx(100 * accuracy(job.records(workspace), "adversarial").value)
     assert cells["7"]["examples"] == 10
     assert cells["7"]["low"] <= cells["7"]["value"] <= cells["7"]["high"]
-    right = sum(all(one == 0 for one in row["restarts"]) for row in table.cells[4].job.records(places).rows)  # type: ignore[union-attr]
+    right = sum(all(one == 0 for one in row["restarts"]) for row in table.cells[4].job.records(workspace).rows)  # type: ignore[union-attr]
     assert cells["restarts"]["value"] == 100 * right / 10
     assert cells["vote"]["claimed"] is None
     assert cells["top-5"]["value"] >= cells["7"]["value"]
@@ -105,11 +106,11 @@ def test_a_summary_holds_the_claim_beside_what_the_rows_say(
 
 
 def test_results_name_the_scale_the_claim_and_the_difference(
-    made: tuple[Places, list[Plan], dict[str, Outcome]],
+    made: Made,
 ) -> None:
-    places, _, _ = made
+    workspace, _, _ = made
     order = ("figure1", "figure2", "figure4", "figure5", "figure6", "figure10", "table24")
-    markdown, site = publish(places.root, order)
+    markdown, site = publish(workspace.root, order)
     text = markdown.read_text("utf-8")
     assert "scale smoke" in text
     assert "paper 67.3, " in text
@@ -122,25 +123,24 @@ def test_results_name_the_scale_the_claim_and_the_difference(
     assert 'src="http' not in page
 
 
-def test_repeated_it_keeps_everything(made: tuple[Places, list[Plan], dict[str, Outcome]]) -> None:
-    places, plans, _ = made
-    outcomes = Local()(graph(job for plan in plans for job in plan.jobs), places, lambda outcome: None)
+def test_a_second_run_repeats_nothing(made: Made) -> None:
+    workspace, plans, _ = made
+    outcomes = Local()(graph(job for plan in plans for job in plan.jobs), workspace, lambda outcome: None)
     assert {one.status for one in outcomes.values()} == {"kept"}
-    before = results.result_path(places, "smoke", "table24").read_bytes()
-    results.keep(results.summarise(plans[0], TINY, places, outcomes), places)
-    assert results.result_path(places, "smoke", "table24").read_bytes() == before
+    before = results.summary_path(workspace, "smoke", "table24").read_bytes()
+    results.save_summary(results.summarize(plans[0], TINY, workspace, outcomes), workspace)
+    assert results.summary_path(workspace, "smoke", "table24").read_bytes() == before
 
 
-def test_ray_makes_the_same_table_although_a_worker_is_killed(
-    made: tuple[Places, list[Plan], dict[str, Outcome]], tmp_path: Path
-) -> None:
+@pytest.mark.slow
+def test_ray_makes_the_same_table_although_a_worker_is_killed(made: Made, tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="needs the extra: pip install 'menet[ray]'")
     from menet.experiments.ray_engine import Ray
 
-    places, plans, _ = made
+    workspace, plans, _ = made
     killed: list[int] = []
 
-    def kill_one_at_work(outcome: Outcome) -> None:
+    def kill_one_at_work(outcome: JobOutcome) -> None:
         # The title of a worker at work is that of its task.
         if not killed:
             titles = tuple(f"ray::{kind}" for kind in ("prepare", "train", "evaluate", "certify"))
@@ -149,13 +149,13 @@ def test_ray_makes_the_same_table_although_a_worker_is_killed(
                 os.kill(pid, signal.SIGKILL)
                 killed.append(pid)
 
-    spread = Places(tmp_path)
+    spread = Workspace(tmp_path)
     outcomes = Ray(cpus=2)(graph(plans[0].jobs), spread, kill_one_at_work)
     assert killed
     assert {one.status for one in outcomes.values()} == {"done"}, outcomes
     alone, together = (
-        results.summarise(plans[0], TINY, where, {key: replace(one, seconds=0) for key, one in outcomes.items()})
-        for where in (places, spread)
+        results.summarize(plans[0], TINY, where, {key: replace(one, seconds=0) for key, one in outcomes.items()})
+        for where in (workspace, spread)
     )
     assert together["cells"] == alone["cells"]
 
@@ -169,11 +169,11 @@ def _processes() -> Iterator[tuple[int, str]]:
 
 def test_what_is_missing_is_shown_as_missing(tmp_path: Path) -> None:
     table = small_table().at(TINY)
-    summary = results.summarise(table, TINY, Places(tmp_path), {})
+    summary = results.summarize(table, TINY, Workspace(tmp_path), {})
     shown = table_of(summary)
     assert [cell.text for cell in shown.rows[0][1:]] == ["–"] * 6
-    failed = Outcome(table.cells[1].job.key, "it", "failed", message="out of memory")
-    summary = results.summarise(table, TINY, Places(tmp_path), {failed.key: failed})
+    failed = JobOutcome(table.cells[1].job.key, "it", "failed", message="out of memory")
+    summary = results.summarize(table, TINY, Workspace(tmp_path), {failed.key: failed})
     assert "out of memory" in json.dumps(summary)
     assert table_of(summary).rows[0][2].text == "failed"
 
@@ -198,14 +198,14 @@ def test_the_command_draws_a_figure_lists_and_estimates(
 
 def test_the_command_refuses_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["reproduce", "table99", "--out", str(tmp_path)]) == 2
-    assert "there is no experiment 'table99'" in capsys.readouterr().err
+    assert "unknown experiment 'table99'" in capsys.readouterr().err
     assert cli.main(["reproduce", "--out", str(tmp_path)]) == 2
     assert "--list" in capsys.readouterr().err
 
 
 def test_two_runs_do_not_share_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with held(tmp_path):
+    with locked(tmp_path):
         assert cli.main(["reproduce", "figure1", "--out", str(tmp_path)]) == 2
     assert "another process is at work" in capsys.readouterr().err
-    with held(tmp_path):
+    with locked(tmp_path):
         pass

@@ -1,4 +1,4 @@
-"""Graphs of jobs: nothing finished is repeated, what was cut off goes on, and failures stay where they are."""
+"""Graphs of jobs: finished jobs are not repeated, interrupted ones resume, a failure blocks only dependents."""
 
 import json
 import os
@@ -12,9 +12,9 @@ import fsspec
 import pytest
 
 from menet.errors import ConfigurationError
-from menet.experiments.jobs import DONE, Job, Places
+from menet.experiments.jobs import DONE, Job, Workspace
 from menet.experiments.plan import graph
-from menet.experiments.runner import LOG, Local, Outcome, failures, finished
+from menet.experiments.runner import LOG, JobOutcome, Local, failures, finished
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -35,16 +35,16 @@ class Step(Job):
     def content(self) -> dict[str, Any]:
         return {"number": self.number, "after": [one.key for one in self.after]}
 
-    def run(self, folder: Path, places: Places) -> None:
+    def run(self, folder: Path, workspace: Workspace) -> None:
         runs = folder / "runs"
         runs.write_text(runs.read_text() + "x" if runs.exists() else "x")
         print(f"step {self.number} at work")
-        if self.trouble and (places.root / self.trouble).exists():
+        if self.trouble and (workspace.root / self.trouble).exists():
             if self.trouble == "raise":
-                raise ConfigurationError(f"number is {self.number}, which is not liked")
-            (places.root / self.trouble).unlink()
+                raise ConfigurationError(f"expected another number, got {self.number}")
+            (workspace.root / self.trouble).unlink()
             os._exit(9)
-        total = self.number + sum(int((places.ready(one) / "sum").read_text()) for one in self.after)
+        total = self.number + sum(int((workspace.ready(one) / "sum").read_text()) for one in self.after)
         (folder / "sum").write_text(str(total))
 
     def title(self) -> str:
@@ -57,40 +57,40 @@ def diamond(trouble: str = "", left: int = 2) -> tuple[Step, Step, Step, Step]:
     return first, second, third, Step(number=4, after=(second, third))
 
 
-def run(jobs: tuple[Job, ...], places: Places, workers: int = 1) -> dict[str, Outcome]:
-    return Local(workers)(graph(jobs), places, lambda outcome: None)
+def run(jobs: tuple[Job, ...], workspace: Workspace, workers: int = 1) -> dict[str, JobOutcome]:
+    return Local(workers)(graph(jobs), workspace, lambda outcome: None)
 
 
-def times(job: Job, places: Places) -> int:
-    return len((places.folder(job) / "runs").read_text())
+def times(job: Job, workspace: Workspace) -> int:
+    return len((workspace.folder(job) / "runs").read_text())
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> Places:
-    return Places(tmp_path)
+def workspace(tmp_path: Path) -> Workspace:
+    return Workspace(tmp_path)
 
 
-def test_each_job_runs_once_and_never_again(places: Places) -> None:
+def test_each_job_runs_once_and_never_again(workspace: Workspace) -> None:
     jobs = diamond()
-    assert {one.status for one in run(jobs, places).values()} == {"done"}
-    assert (places.folder(jobs[3]) / "sum").read_text() == "11"
-    assert {one.status for one in run(jobs, places).values()} == {"kept"}
-    assert [times(job, places) for job in jobs] == [1, 1, 1, 1]
+    assert {one.status for one in run(jobs, workspace).values()} == {"done"}
+    assert (workspace.folder(jobs[3]) / "sum").read_text() == "11"
+    assert {one.status for one in run(jobs, workspace).values()} == {"kept"}
+    assert [times(job, workspace) for job in jobs] == [1, 1, 1, 1]
 
 
-def test_a_changed_setting_repeats_just_what_depends_on_it(places: Places) -> None:
-    run(diamond(), places)
+def test_a_changed_setting_repeats_just_what_depends_on_it(workspace: Workspace) -> None:
+    run(diamond(), workspace)
     changed = diamond(left=20)
-    outcomes = run(changed, places)
+    outcomes = run(changed, workspace)
     statuses = [outcomes[job.key].status for job in changed]
     assert statuses == ["kept", "done", "kept", "done"]
-    assert (places.folder(changed[3]) / "sum").read_text() == "29"
+    assert (workspace.folder(changed[3]) / "sum").read_text() == "29"
 
 
-def test_a_failed_job_stops_only_what_needs_it_and_is_reported_with_its_log(places: Places) -> None:
-    (places.root / "raise").touch()
+def test_a_failed_job_stops_only_what_needs_it_and_is_reported_with_its_log(workspace: Workspace) -> None:
+    (workspace.root / "raise").touch()
     first, second, third, last = diamond("raise")
-    outcomes = run((first, second, third, last), places)
+    outcomes = run((first, second, third, last), workspace)
     assert [outcomes[job.key].status for job in (first, second, third, last)] == [
         "done",
         "failed",
@@ -98,40 +98,41 @@ def test_a_failed_job_stops_only_what_needs_it_and_is_reported_with_its_log(plac
         "blocked",
     ]
     (failed,) = failures(outcomes)
-    assert "not liked" in failed.message
+    assert "expected another number, got 2" in failed.message
     assert "step 2 at work" in (failed.log or Path()).read_text()
     assert "Traceback" in (failed.log or Path()).read_text()
     assert outcomes[last.key].message == "step 2 failed"
-    (places.root / "raise").unlink()
-    repaired = run((first, second, third, last), places)
+    (workspace.root / "raise").unlink()
+    repaired = run((first, second, third, last), workspace)
     assert [repaired[job.key].status for job in (first, second, third, last)] == ["kept", "done", "kept", "done"]
 
 
-def test_a_job_that_was_cut_off_is_not_done(places: Places) -> None:
+def test_an_interrupted_job_is_not_done(workspace: Workspace) -> None:
     jobs = diamond()
-    run(jobs, places)
-    (places.folder(jobs[1]) / DONE).unlink()
-    assert finished(jobs[1], places) is None
-    assert run(jobs, places)[jobs[1].key].status == "done"
-    assert times(jobs[1], places) == 2
-    marker = places.folder(jobs[2]) / DONE
+    run(jobs, workspace)
+    (workspace.folder(jobs[1]) / DONE).unlink()
+    assert finished(jobs[1], workspace) is None
+    assert run(jobs, workspace)[jobs[1].key].status == "done"
+    assert times(jobs[1], workspace) == 2
+    marker = workspace.folder(jobs[2]) / DONE
     marker.write_text(json.dumps({"key": "of another job", "seconds": 1}))
-    assert finished(jobs[2], places) is None
+    assert finished(jobs[2], workspace) is None
     marker.write_text('{"key": "torn')
-    assert finished(jobs[2], places) is None
+    assert finished(jobs[2], workspace) is None
 
 
-def test_processes_side_by_side_end_alike_although_one_dies(places: Places) -> None:
-    (places.root / "die").touch()
+def test_parallel_processes_finish_although_one_dies(workspace: Workspace) -> None:
+    (workspace.root / "die").touch()
     jobs = diamond("die")
-    outcomes = run(jobs, places, workers=2)
+    outcomes = run(jobs, workspace, workers=2)
     assert {one.status for one in outcomes.values()} == {"done"}
-    assert (places.folder(jobs[3]) / "sum").read_text() == "11"
-    assert times(jobs[1], places) == 2
+    assert (workspace.folder(jobs[3]) / "sum").read_text() == "11"
+    assert times(jobs[1], workspace) == 2
 
 
+@pytest.mark.slow
 def test_ray_gives_what_one_process_gives_although_a_worker_dies(
-    places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("ray", reason="needs the extra: pip install 'menet[ray]'")
     from menet.experiments.ray_engine import Ray
@@ -139,29 +140,29 @@ def test_ray_gives_what_one_process_gives_although_a_worker_dies(
     # Ray's workers must find the class of these jobs.
     here = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
     monkeypatch.setenv("PYTHONPATH", here)
-    (places.root / "die").touch()
+    (workspace.root / "die").touch()
     jobs = diamond("die")
-    outcomes = Ray(cpus=2)(graph(jobs), places, lambda outcome: None)
+    outcomes = Ray(cpus=2)(graph(jobs), workspace, lambda outcome: None)
     assert {one.status for one in outcomes.values()} == {"done"}
-    assert times(jobs[1], places) == 2
-    alone = Places(tmp_path / "alone")
+    assert times(jobs[1], workspace) == 2
+    alone = Workspace(tmp_path / "alone")
     run(jobs, alone)
     for job in jobs:
-        assert (places.folder(job) / "sum").read_text() == (alone.folder(job) / "sum").read_text()
+        assert (workspace.folder(job) / "sum").read_text() == (alone.folder(job) / "sum").read_text()
 
 
 @pytest.fixture
-def stored(tmp_path: Path) -> Iterator[tuple[Places, Places]]:
+def stored(tmp_path: Path) -> Iterator[tuple[Workspace, Workspace]]:
     """Two machines that share nothing but a store."""
     address = f"memory://menet-{tmp_path.name}"
-    here, there = (Places(tmp_path / name, address=address) for name in ("here", "there"))
+    here, there = (Workspace(tmp_path / name, address=address) for name in ("here", "there"))
     here.root.mkdir()
     there.root.mkdir()
     yield here, there
     fsspec.filesystem("memory").rm("/", recursive=True)
 
 
-def test_machines_that_share_a_store_do_nothing_twice(stored: tuple[Places, Places]) -> None:
+def test_machines_that_share_a_store_do_nothing_twice(stored: tuple[Workspace, Workspace]) -> None:
     here, there = stored
     first, second, third, last = diamond()
     run((first, second), here)
@@ -173,7 +174,7 @@ def test_machines_that_share_a_store_do_nothing_twice(stored: tuple[Places, Plac
     assert finished(last, here) is not None
 
 
-def test_another_machine_goes_on_where_one_failed(stored: tuple[Places, Places]) -> None:
+def test_another_machine_resumes_a_failed_job(stored: tuple[Workspace, Workspace]) -> None:
     here, there = stored
     (here.root / "raise").touch()
     jobs = diamond("raise")
@@ -183,14 +184,14 @@ def test_another_machine_goes_on_where_one_failed(stored: tuple[Places, Places])
     assert times(jobs[1], there) == 2
 
 
-def test_files_are_sent_while_a_job_runs_and_its_marker_last(
-    stored: tuple[Places, Places], tmp_path: Path
+def test_files_are_uploaded_while_a_job_runs_and_its_marker_last(
+    stored: tuple[Workspace, Workspace], tmp_path: Path
 ) -> None:
     store = stored[0].store
     assert store is not None
     folder = tmp_path / "job"
     (folder / "run").mkdir(parents=True)
-    with store.mirroring("job", folder, DONE, every=0.01):
+    with store.mirroring("job", folder, DONE, interval=0.01):
         (folder / "run" / "checkpoint").write_bytes(b"one")
         (folder / DONE).write_text("{}")
         (folder / "half.part").write_bytes(b"?")
@@ -206,24 +207,24 @@ def test_files_are_sent_while_a_job_runs_and_its_marker_last(
 
 
 def test_a_plain_path_is_a_store_too(tmp_path: Path) -> None:
-    places = Places(tmp_path / "here", address=str(tmp_path / "shared"))
+    workspace = Workspace(tmp_path / "here", address=str(tmp_path / "shared"))
     jobs = diamond()
-    run(jobs, places)
-    assert (tmp_path / "shared" / places.name(jobs[3]) / "sum").read_text() == "11"
+    run(jobs, workspace)
+    assert (tmp_path / "shared" / workspace.name(jobs[3]) / "sum").read_text() == "11"
 
 
 def test_an_address_that_cannot_be_opened_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="store is 'nowhere://x'"):
-        finished(diamond()[0], Places(tmp_path, address="nowhere://x"))
+    with pytest.raises(ConfigurationError, match="got 'nowhere://x'"):
+        finished(diamond()[0], Workspace(tmp_path, address="nowhere://x"))
 
 
-def test_the_log_is_in_the_jobs_folder(places: Places) -> None:
+def test_the_log_is_in_the_jobs_folder(workspace: Workspace) -> None:
     jobs = diamond()
-    run(jobs, places)
-    assert (places.folder(jobs[0]) / LOG).read_text() == "step 1 at work\n"
-    assert json.loads((places.folder(jobs[0]) / "job.json").read_text())["title"] == "step 1"
+    run(jobs, workspace)
+    assert (workspace.folder(jobs[0]) / LOG).read_text() == "step 1 at work\n"
+    assert json.loads((workspace.folder(jobs[0]) / "job.json").read_text())["title"] == "step 1"
 
 
-def test_no_workers_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="accepted are"):
+def test_zero_workers_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="expected workers >= 1, got 0"):
         Local(0)

@@ -1,0 +1,187 @@
+"""A cost model of jobs: time on this machine, GPU-hours and disk space, before anything has run.
+
+The operations of a network are counted and the speed of this machine is measured, in a fraction of a second; the
+speeds of a GPU and of the estimators are the constants below. Expect the right order of magnitude, no more.
+"""
+
+import time
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from menet import models
+from menet.experiments.jobs import Certify, Evaluate, Job, Prepare, Train
+from menet.experiments.measures import FeatureVectors, Timing
+
+GPU_SPEED = 1.0e13
+"""Assumed operations per second of a data-center GPU on these small images, in float32 with TF32."""
+GPU_ESTIMATION = 1.0e-5
+"""Assumed seconds on a GPU to estimate one image of 3072 values, in large batches."""
+CORE_ESTIMATION = {"usvt": 2e-4, "soft-impute": 7e-4, "nuclear-norm": 5e-4, "tubal": 1.5e-3, "mask-only": 2e-5}
+"""Seconds on one core to estimate one image of 3072 values, by estimator."""
+JOB_OVERHEAD = 0.6
+"""Seconds per job, whatever its size: loading the data and the model, writing."""
+PASS_OVERHEAD = {True: 0.04, False: 0.004}
+"""Seconds of one core per pass, whatever its size, with preprocessing and without."""
+FORWARD_AND_BACKWARD = 3
+"""The cost of a forward and backward pass, in forward passes."""
+
+SHAPES = {
+    "digits": (1, 28, 10, 4_000, 1_000),
+    "mnist": (1, 28, 10, 60_000, 10_000),
+    "cifar10": (3, 32, 10, 50_000, 10_000),
+    "svhn": (3, 32, 10, 73_257, 26_032),
+    "tiny-imagenet": (3, 64, 200, 100_000, 10_000),
+}
+"""Channels, side, classes, training images and test images, as published."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of a job."""
+
+    operations: float = 0.0
+    """Floating-point operations of networks."""
+    estimation_seconds: float = 0.0
+    """Seconds of one core for matrix estimation."""
+    images_estimated: float = 0.0
+    """In images of 3072 values."""
+    disk: float = 0.0
+    """Bytes."""
+    overhead_seconds: float = 0.0
+    """Seconds of one core for passes, whatever their size."""
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
+
+    def seconds(self, speed: float) -> float:
+        """On one core of `speed` operations per second."""
+        return JOB_OVERHEAD + self.operations / speed + self.estimation_seconds + self.overhead_seconds
+
+    def gpu_seconds(self) -> float:
+        return self.operations / GPU_SPEED + self.images_estimated * GPU_ESTIMATION
+
+
+def cost_of(job: Job) -> Cost:
+    """The cost of one job."""
+    if isinstance(job, Prepare):
+        channels, side, _, training, _ = _shape(job.dataset)
+        images = min(job.limit or training, training) * job.defense["masks"]
+        return _estimation(job.defense, job.dataset, images) + Cost(disk=images * channels * side * side)
+    if isinstance(job, Train):
+        return _training(job)
+    if isinstance(job, Evaluate):
+        return _evaluation(job)
+    if isinstance(job, Certify):
+        examples = _examples(job.model, job.settings.stop)
+        passes = examples * (job.settings.selection + job.settings.estimation)
+        return _passes(job.model, passes, passes) + Cost(disk=300 * examples)
+    if isinstance(job, FeatureVectors):
+        passes = 2 * job.attacked.snapshots
+        return _passes(job.attacked.model, passes, passes)
+    if isinstance(job, Timing):
+        return _estimation(job.defense, job.dataset, job.batch_size * job.rounds)
+    return Cost()
+
+
+def speed_of_a_core() -> float:
+    """Operations per second of one core, by convolutions of the size these networks have."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        layer = torch.nn.Conv2d(64, 64, 3, padding=1, bias=False)
+        images = torch.rand(16, 64, 16, 16, generator=torch.Generator().manual_seed(0))
+        operations = 2 * 9 * 64 * 64 * 16 * 16 * len(images)
+        best = 0.0
+        with torch.no_grad():
+            for _ in range(8):
+                began = time.perf_counter()
+                layer(images)
+                best = max(best, operations / (time.perf_counter() - began))
+    finally:
+        torch.set_num_threads(threads)
+    return best
+
+
+@cache
+def forward_operations(network: str, channels: int, side: int, classes: int) -> tuple[int, int]:
+    """Operations of one image's forward pass, and the number of parameters."""
+    generator = torch.Generator().manual_seed(0)
+    built = models.build(network, channels=channels, side=side, classes=classes, generator=generator).eval()
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        built(torch.zeros(1, channels, side, side))
+    return counter.get_total_flops(), sum(one.numel() for one in built.parameters())
+
+
+def _training(job: Train) -> Cost:
+    config = job.config
+    _, _, _, training, _ = _shape(config.dataset)
+    limit = job.prepared.limit if job.prepared else config.limit
+    images = config.epochs * min(limit or training, training)
+    attack = config.steps * config.eot if config.objective != "standard" else 0
+    passes = images * (attack + 1)
+    preprocessed = bool(config.defense) and job.prepared is None
+    overhead = Cost(
+        # Weights, and a checkpoint of weights and momentum.
+        disk=3 * 4 * _operations(job)[1],
+        overhead_seconds=passes / config.batch_size * PASS_OVERHEAD[preprocessed],
+    )
+    return _passes(job, FORWARD_AND_BACKWARD * passes, 0 if job.prepared else passes) + overhead
+
+
+def _evaluation(job: Evaluate) -> Cost:
+    examples, settings = _examples(job.model, job.examples), job.settings
+    defended = bool(job.model.config.defense)
+    # Per image, clean and adversarial: forward passes of the network, and estimates of the image.
+    scoring = float(2 * job.draws)
+    forward = scoring if defended else 2.0
+    estimated = scoring
+    if job.attack == "spsa":
+        forward += settings["steps"] * settings["samples"]
+        estimated += settings["steps"] * settings["samples"]
+    elif job.attack == "boundary":
+        forward += 2 * 10 * settings["steps"]
+        estimated += 2 * 10 * settings["steps"]
+    else:
+        gradients = settings.get("steps", 1) * settings.get("eot", 1) * settings.get("restarts", 1)
+        forward += FORWARD_AND_BACKWARD * gradients
+        bypassed = job.surrogate is not None or job.gray or job.attack == "classifier-only"
+        estimated += 0 if bypassed else gradients * (3 if job.gradient == "exact" else 1)
+    batches = -(-examples // job.batch_size)
+    passes = batches * (settings.get("steps", 1) * settings.get("restarts", 1) + 3)
+    overhead = Cost(
+        disk=examples * (500 + 8 * 2 * job.draws),
+        overhead_seconds=passes * PASS_OVERHEAD[defended and estimated > scoring],
+    )
+    return _passes(job.model, examples * forward, examples * estimated) + overhead
+
+
+def _passes(model: Train, forward: float, estimated: float) -> Cost:
+    config = model.config
+    cost = Cost(operations=forward * _operations(model)[0])
+    return cost + _estimation(config.defense, config.dataset, estimated) if config.defense else cost
+
+
+def _estimation(defense: dict[str, Any], dataset: str, count: float) -> Cost:
+    channels, side, *_ = _shape(dataset)
+    images = count * channels * side * side / 3072
+    seconds = CORE_ESTIMATION.get(defense.get("estimator", {}).get("name", ""), 1e-3)
+    return Cost(estimation_seconds=images * seconds, images_estimated=images)
+
+
+def _operations(model: Train) -> tuple[int, int]:
+    channels, side, classes, *_ = _shape(model.config.dataset)
+    levels = model.config.defense.get("levels", 1) if model.config.defense.get("name") == "thermometer" else 1
+    return forward_operations(model.config.model, channels * levels, side, classes)
+
+
+def _examples(model: Train, examples: int | None) -> int:
+    testing = _shape(model.config.dataset)[4]
+    return min(examples or testing, testing)
+
+
+def _shape(dataset: str) -> tuple[int, int, int, int, int]:
+    return SHAPES.get(dataset, SHAPES["tiny-imagenet"])

@@ -1,0 +1,223 @@
+"""CIFAR-10: tables 1 to 6 of the main text, 9 to 13, 23 to 25 and 27 of the appendix."""
+
+from menet.experiments.jobs import format_schedule
+from menet.experiments.paper import (
+    HIGH,
+    LOW,
+    MIDDLE,
+    WIDE,
+    Method,
+    Schedule,
+    Training,
+    adaptive,
+    black_box,
+    classifier_only,
+    model,
+    white_box,
+)
+from menet.experiments.plan import Cell, Table
+from menet.experiments.tables import (
+    STEPS,
+    attack_row,
+    black_box_table,
+    extension_cells,
+    gradient_columns,
+    gray_box_table,
+    schedules,
+    summary_row,
+    white_box_row,
+)
+
+ESTIMATORS = {"USVT": "usvt", "Soft-Imp.": "soft-impute", "Nuc. Norm": "nuclear-norm"}
+"""By the name that the paper's rows give them."""
+TWO_MODELS = "Clean and black-box accuracy without adversarial training, white-box accuracy with it."
+
+
+def table1() -> Table:
+    """Transfer attacks, compared with other defenses."""
+    columns = ("CW", "FGSM", "PGD 7")
+    thermometer = model("cifar10", "thermometer", "adversarial")
+    cells = (
+        *attack_row("Vanilla · SGD", model("cifar10", "vanilla"), columns, black_box),
+        *attack_row("Madry · Adv. train", model("cifar10", "madry"), columns, black_box),
+        *attack_row("Thermometer · SGD", model("cifar10", "thermometer"), ("PGD 7",), black_box),
+        *attack_row("Thermometer · Adv. train", thermometer, ("PGD 7",), black_box),
+        *attack_row("ME-Net · SGD", model("cifar10", p=HIGH), columns, black_box),
+    )
+    return Table("table1", "CIFAR-10, black-box, compared with other defenses", cells, "cifar black compare")
+
+
+def table2() -> Table:
+    """Transfer, Boundary and SPSA attacks."""
+    columns = ("CW", "FGSM", "PGD 7", "PGD 20", "PGD 40", "Boundary", "SPSA")
+    cells = (
+        *attack_row("Vanilla", model("cifar10", "vanilla"), columns, black_box),
+        *attack_row("ME-Net", model("cifar10", p=HIGH), columns, black_box),
+    )
+    return Table("table2", "CIFAR-10, black-box, by attack", cells, "cifar black ours")
+
+
+def table3() -> Table:
+    """White-box attacks on preprocessing alone, without adversarial training."""
+    compared: tuple[tuple[str, Method, int], ...] = (
+        ("Thermometer", "thermometer", 40),
+        ("PixelDefend", "pixel-defend", 100),
+        ("TV Minimization", "total-variation", 100),
+        ("ME-Net", "me-net", 1000),
+    )
+    cells: tuple[Cell, ...] = ()
+    for name, method, steps in compared:
+        row, victim = f"{name} · Prep. · {steps}", model("cifar10", method, p=LOW)
+        cells += (Cell(row, "Accuracy", white_box(victim, steps)), *extension_cells(row, victim))
+    return Table("table3", "CIFAR-10, white-box, preprocessing alone", cells, "cifar white compare")
+
+
+def table4() -> Table:
+    """White-box attacks of 1000 steps on adversarially trained models."""
+    compared: tuple[tuple[str, str, Method, str | None], ...] = (
+        ("ResNet-18 · Madry", "Adv. train", "madry", None),
+        ("ResNet-18 · ME-Net", "Prep. + Adv. train", "me-net", None),
+        ("WideResNet · Madry", "Adv. train", "madry", WIDE),
+        ("WideResNet · Thermometer", "Prep. + Adv. train", "thermometer", WIDE),
+        ("WideResNet · ME-Net", "Prep. + Adv. train", "me-net", WIDE),
+    )
+    cells: tuple[Cell, ...] = ()
+    for name, kind, method, network in compared:
+        row = f"{name} · {kind} · 1000"
+        victim = model("cifar10", method, "adversarial", LOW, network=network)
+        cells += (Cell(row, "Accuracy", white_box(victim, 1000)), *extension_cells(row, victim))
+    return Table("table4", "CIFAR-10, white-box, adversarial training", cells, "cifar white sota")
+
+
+def table5() -> Table:
+    """The paper's two adaptive attacks."""
+    cells: tuple[Cell, ...] = ()
+    kinds: tuple[tuple[str, Training], ...] = (("Pure", "standard"), ("Adversarial", "adversarial"))
+    for name, training in kinds:
+        row, victim = f"ME-Net · {name} · 1000", model("cifar10", "me-net", training, LOW)
+        cells += (
+            Cell(row, "Approx. Input", adaptive(victim, "approximate-input")),
+            Cell(row, "Projected BPDA", adaptive(victim, "projected-bpda")),
+            *extension_cells(row, victim),
+        )
+    return Table("table5", "CIFAR-10, adaptive attacks", cells, "adaptive attacks")
+
+
+def table6() -> Table:
+    """Estimators compared."""
+    vanilla = model("cifar10", "vanilla")
+    cells = summary_row("Vanilla", vanilla, vanilla)
+    for name, estimator in ESTIMATORS.items():
+        pure = model("cifar10", p=HIGH, estimator=estimator)
+        trained = model("cifar10", "me-net", "adversarial", LOW, estimator=estimator)
+        cells += summary_row(f"ME-Net - {name}", pure, trained)
+    return Table("table6", "CIFAR-10, estimators compared", cells, "me methods compare", TWO_MODELS)
+
+
+def table9() -> Table:
+    """Black-box attacks, all schedules of p."""
+    madry = ("Clean", "FGSM", "PGD 7", "CW κ=20")
+    thermometer = model("cifar10", "thermometer", "adversarial")
+    baselines = (
+        *attack_row("Madry", model("cifar10", "madry"), madry, black_box),
+        *attack_row("Thermometer", thermometer, ("Clean", "PGD 7"), black_box),
+    )
+    return black_box_table("table9", "cifar10", "appendix cifar black", baselines)
+
+
+def table10() -> Table:
+    """Gray-box attacks."""
+    return gray_box_table("table10", "cifar10", "appendix cifar gray")
+
+
+def table11() -> Table:
+    """White-box attacks on preprocessing alone, all schedules of p."""
+    steps = (7, 20, 40, 100)
+    cells = (
+        *white_box_row("Vanilla", model("cifar10", "vanilla"), steps, clean=False),
+        *white_box_row("Thermometer · Prep.", model("cifar10", "thermometer"), (40, 100), clean=False),
+        *white_box_row("PixelDefend · Prep.", model("cifar10", "pixel-defend"), (100,), clean=False),
+        *white_box_row("TV Minimization · Prep.", model("cifar10", "total-variation"), steps, clean=False),
+    )
+    finer: tuple[Schedule, ...] = (HIGH, (0.7, 0.9), MIDDLE, (0.5, 0.7), LOW)
+    for p in finer:
+        row = f"ME-Net · {format_schedule(p)} · Prep."
+        cells += white_box_row(row, model("cifar10", p=p), steps, clean=False)
+    title = "CIFAR-10, white-box, preprocessing alone, by schedule of p"
+    return Table("table11", title, cells, "appendix cifar white pure")
+
+
+def table12() -> Table:
+    """White-box attacks on the classifier alone, not through the preprocessing."""
+    cells: tuple[Cell, ...] = ()
+    for p in schedules("cifar10"):
+        row, victim = f"ME-Net · {format_schedule(p)}", model("cifar10", p=p)
+        cells += attack_row(row, victim, gradient_columns("cifar10"), classifier_only)
+        cells += extension_cells(row, victim, 40)
+    title = "CIFAR-10, white-box, attacks on the classifier alone"
+    return Table("table12", title, cells, "appendix cifar white pure add")
+
+
+def table13() -> Table:
+    """White-box attacks on adversarially trained models, two networks."""
+    kind = "Prep. + Adv. train"
+    cells = white_box_row("ResNet-18 · Madry · Adv. train", model("cifar10", "madry"), STEPS)
+    for p in schedules("cifar10"):
+        victim = model("cifar10", "me-net", "adversarial", p)
+        cells += white_box_row(f"ResNet-18 · ME-Net {format_schedule(p)} · {kind}", victim, STEPS)
+    madry = model("cifar10", "madry", network=WIDE)
+    cells += white_box_row("Wide-ResNet · Madry · Adv. train", madry, STEPS)
+    thermometer = model("cifar10", "thermometer", "adversarial", network=WIDE)
+    cells += white_box_row(f"Wide-ResNet · Thermometer · {kind}", thermometer, STEPS)
+    for p in (MIDDLE, LOW):
+        victim = model("cifar10", "me-net", "adversarial", p, network=WIDE)
+        cells += white_box_row(f"Wide-ResNet · ME-Net {format_schedule(p)} · {kind}", victim, STEPS)
+    title = "CIFAR-10, white-box, adversarial training, by network and schedule of p"
+    return Table("table13", title, cells, "appendix cifar white adv")
+
+
+def table23() -> Table:
+    """Estimators under black-box attacks."""
+    columns = ("Clean", *gradient_columns("cifar10"))
+    cells = attack_row("Vanilla", model("cifar10", "vanilla"), columns, black_box)
+    for name, estimator in ESTIMATORS.items():
+        victim = model("cifar10", p=HIGH, estimator=estimator)
+        cells += attack_row(f"ME-Net - {name} · Prep.", victim, columns, black_box)
+    return Table("table23", "CIFAR-10, estimators, black-box", cells, "appendix me methods black")
+
+
+def table24() -> Table:
+    """Estimators under white-box attacks."""
+    cells = white_box_row("Madry · Adv. train", model("cifar10", "madry"), STEPS)
+    for name, estimator in ESTIMATORS.items():
+        victim = model("cifar10", "me-net", "adversarial", LOW, estimator=estimator)
+        cells += white_box_row(f"ME-Net - {name} · Prep. + Adv. train", victim, STEPS)
+    return Table("table24", "CIFAR-10, estimators, white-box", cells, "appendix me methods white")
+
+
+def table25() -> Table:
+    """Random restarts and step sizes of a 100-step attack."""
+    cells: tuple[Cell, ...] = ()
+    compared: tuple[tuple[str, Method], ...] = (("Madry", "madry"), ("ME-Net", "me-net"))
+    for name, method in compared:
+        victim = model("cifar10", method, "adversarial", LOW)
+        for pixels in (2, 4, 8):
+            row = f"{name} · {pixels}/255"
+            for restarts in (10, 20, 50):
+                job = white_box(victim, 100, step_size=pixels / 255, restarts=restarts)
+                cells += (Cell(row, str(restarts), job, criterion="hard"),)
+            cells += extension_cells(row, victim, 100)
+    note = "Robust only if no restart succeeds; with random masks a success may also be chance."
+    return Table("table25", "CIFAR-10, restarts and step sizes", cells, "appendix random start", note)
+
+
+def table27() -> Table:
+    """Number of masks per image in training."""
+    vanilla = model("cifar10", "vanilla")
+    cells = summary_row("Vanilla", vanilla, vanilla)
+    kinds: tuple[tuple[int, Schedule], ...] = ((1, 0.9), (1, 0.5), (5, HIGH), (5, LOW), (10, HIGH), (10, LOW))
+    for masks, p in kinds:
+        pure = model("cifar10", p=p, masks=masks)
+        trained = model("cifar10", "me-net", "adversarial", p, masks=masks)
+        cells += summary_row(f"{masks} · ME-Net · {format_schedule(p)}", pure, trained)
+    return Table("table27", "CIFAR-10, number of masks", cells, "appendix mask number", TWO_MODELS)
