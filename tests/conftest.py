@@ -1,9 +1,9 @@
 """Shared fixtures. Shapes written in annotations are checked at run time for everything under `menet`."""
 
-import importlib.util
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +15,16 @@ from torch import Tensor
 # Installed before any test imports the package, so that a wrong shape inside it fails a test.
 install_import_hook("menet", "runtime_types.check")
 
-# All but the compiled loops: numba must see the functions themselves, so these modules are loaded past the hook.
-for _name in ("compiling", "eigenvectors", "completion", "truncation", "variation"):
-    _path = Path(__file__).parents[1] / "menet" / "kernels" / f"{_name}.py"
-    _spec = importlib.util.spec_from_file_location(f"menet.kernels.{_name}", _path)
-    sys.modules[_spec.name] = importlib.util.module_from_spec(_spec)
-    _spec.loader.exec_module(sys.modules[_spec.name])
+
+class _CompiledLoops:
+    """Finds the modules of `menet.kernels` past the hook: numba must see the functions themselves."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None, target: object = None) -> ModuleSpec | None:
+        return PathFinder.find_spec(name, path) if name.startswith("menet.kernels.") else None
+
+
+sys.meta_path.insert(0, _CompiledLoops)
 
 
 @pytest.fixture(scope="session")
@@ -34,11 +38,10 @@ def real_data() -> Path:
 
 @pytest.fixture(scope="session")
 def photographs() -> Tensor:
-    """Eight 32×32 colour crops of the photographs inside scikit-learn, on [0, 1]."""
-    from sklearn.datasets import load_sample_images
-
+    """Eight 32×32 color crops of the photographs inside scikit-learn, on [0, 1]."""
+    datasets = pytest.importorskip("sklearn.datasets", reason="needs scikit-learn: pip install 'menet[demo]'")
     crops = []
-    for photograph in load_sample_images().images:
+    for photograph in datasets.load_sample_images().images:
         for top, left in ((20, 40), (150, 260), (220, 420), (330, 120)):
             crops.append(photograph[top : top + 64 : 2, left : left + 64 : 2])
     return torch.from_numpy(np.stack(crops)).permute(0, 3, 1, 2).float() / 255

@@ -8,8 +8,6 @@ from torch import Tensor
 
 from menet.errors import ConfigurationError
 
-NOT_AUGMENTED = ("digits", "mnist")
-
 
 def crop_and_flip(
     images: Shaped[Tensor, "b c h w"],
@@ -18,13 +16,13 @@ def crop_and_flip(
     padding: int = 4,
     flip: bool = True,
 ) -> Shaped[Tensor, "b c h w"]:
-    """Pad with black by `padding` pixels, crop back at a random place, and mirror every other image or so.
+    """Pad by `padding` black pixels, crop at a random offset, and flip horizontally with probability 1/2.
 
-    Each image draws for itself. The draws come from `generator`, on its own device, in an order that depends
-    only on the number of images, so the same generator gives the same crops on a CPU and on a GPU.
+    Each image has its own draws. They come from `generator`, on its own device, in an order that depends only
+    on the number of images, so the same generator gives the same crops on a CPU and on a GPU.
     """
     if padding < 0:
-        raise ConfigurationError(f"padding is {padding}; it must be 0 or more")
+        raise ConfigurationError(f"expected padding >= 0, got {padding}")
     count, channels, height, width = images.shape
     offsets = torch.randint(2 * padding + 1, (2, count, 1), generator=generator, device=generator.device)
     coins = torch.randint(2, (count, 1), generator=generator, device=generator.device)
@@ -35,8 +33,7 @@ def crop_and_flip(
     columns = torch.arange(width, device=images.device)
     columns = left + torch.where(mirrored, width - 1 - columns, columns)
     padded = torch.nn.functional.pad(images, [padding] * 4)
-    # One flat lookup per pixel of one channel, shared by the channels, is several times faster on a CPU than
-    # indexing four dimensions at once.
+    # One flat lookup shared by the channels is several times faster on a CPU than indexing four dimensions.
     stride = width + 2 * padding
     lookup = (rows[:, :, None] * stride + columns[:, None, :]).flatten(1)
     cropped = padded.flatten(2).gather(2, lookup[:, None, :].expand(-1, channels, -1))
@@ -54,8 +51,3 @@ class CropAndFlip:
         self, images: Shaped[Tensor, "b c h w"], *, generator: torch.Generator
     ) -> Shaped[Tensor, "b c h w"]:
         return crop_and_flip(images, generator=generator, padding=self.padding, flip=self.flip)
-
-
-def recommended(name: str) -> CropAndFlip | None:
-    """The paper's augmentation for a dataset: none for MNIST's digits, crops and flips for all others."""
-    return None if name in NOT_AUGMENTED else CropAndFlip()

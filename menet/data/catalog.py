@@ -1,21 +1,25 @@
-"""The datasets there are: who published them, where, with which checksums, and what reads them.
+"""The datasets by name: how to load them, who published them, where, and with which checksums.
 
-A new dataset is one module with `read(folder, split)` and one entry here.
+A new dataset is one module with `read(folder, split)` and one entry in `SOURCES`.
 """
 
+import os
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from menet.data import cifar10, digits, folder, mnist, svhn, tiny_imagenet
-from menet.data.checksums import Published
-from menet.data.dataset import SPLITS, Dataset
+from menet.data.checksums import Checksums, Published
+from menet.data.dataset import SPLITS, Dataset, data_folder, warn_once
+from menet.data.image_files import ImageFiles, packed
 from menet.errors import ConfigurationError
 
 
 @dataclass(frozen=True)
 class Archive:
-    """One file to download: where from (tried in this order), and how to know it."""
+    """One file to download: its addresses, tried in this order, and how to verify it."""
 
     name: str
     addresses: tuple[str, ...]
@@ -25,22 +29,22 @@ class Archive:
 
 @dataclass(frozen=True)
 class Source:
-    """A dataset as its publisher offers it. `images` and `classes` count the publisher's, not what is here.
+    """A dataset as published; `images` and `classes` are the published counts, not those of the local files.
 
-    `versions` are sets of files of which one is enough (CIFAR-10 has a binary and a python version).
+    Each of `versions` is a complete set of files (CIFAR-10 has a binary and a python version).
     """
 
     name: str
     read: Callable[[Path, str], Dataset]
     images: tuple[int, int] | None
     classes: int | None
-    licence: str
+    license: str
     archives: tuple[Archive, ...] = ()
     versions: tuple[tuple[Published, ...], ...] = ()
     embedded: bool = False
 
     def version(self, at: Path) -> tuple[Published, ...]:
-        """The files of the version that is in a folder; those of the first version where there is none."""
+        """The files of the version found in a folder; those of the first version where there is none."""
         present = (files for files in self.versions if any((at / file.path).exists() for file in files))
         return next(present, self.versions[0] if self.versions else ())
 
@@ -58,7 +62,7 @@ MNIST_MIRRORS = (
     "https://storage.googleapis.com/cvdf-datasets/mnist/",
     "http://yann.lecun.com/exdb/mnist/",
 )
-# Name, MD5 and size of the file as published, MD5 of what is inside.
+# Name, MD5 and size of the file as published, MD5 of its uncompressed content.
 MNIST_FILES = (
     (
         "train-images-idx3-ubyte",
@@ -100,7 +104,7 @@ SOURCES = {
             read=lambda at, split: digits.read(split),
             images=(4_000, 1_000),
             classes=10,
-            licence="as MNIST",
+            license="as MNIST",
             embedded=True,
         ),
         Source(
@@ -108,7 +112,7 @@ SOURCES = {
             read=mnist.read,
             images=(60_000, 10_000),
             classes=10,
-            licence="CC BY-SA 3.0",
+            license="CC BY-SA 3.0",
             archives=tuple(
                 Archive(f"{name}.gz", tuple(f"{mirror}{name}.gz" for mirror in MNIST_MIRRORS), md5, size)
                 for name, md5, size, _ in MNIST_FILES
@@ -125,7 +129,7 @@ SOURCES = {
             read=cifar10.read,
             images=(50_000, 10_000),
             classes=10,
-            licence="none stated",
+            license="none stated",
             archives=(
                 Archive(
                     "cifar-10-binary.tar.gz",
@@ -144,7 +148,7 @@ SOURCES = {
             read=svhn.read,
             images=(73_257, 26_032),
             classes=10,
-            licence="non-commercial only",
+            license="non-commercial only",
             archives=tuple(
                 Archive(
                     svhn.file_name(split),
@@ -161,7 +165,7 @@ SOURCES = {
             read=tiny_imagenet.read,
             images=(100_000, 10_000),
             classes=200,
-            licence="ImageNet's terms",
+            license="ImageNet's terms",
             archives=(
                 Archive(
                     "tiny-imagenet-200.zip",
@@ -172,14 +176,74 @@ SOURCES = {
             ),
             versions=((Published(tiny_imagenet.FOLDER, TINY_IMAGENET_MD5, is_folder=True),),),
         ),
-        Source(name="folder", read=folder.read, images=None, classes=None, licence="yours"),
+        Source(name="folder", read=folder.read, images=None, classes=None, license="yours"),
     )
 }
 NAMES = tuple(SOURCES)
 
 
+def load(
+    name: str,
+    split: str = "train",
+    root: str | os.PathLike[str] | None = None,
+    *,
+    side: int | None = None,
+) -> Dataset:
+    """Load one split of `digits`, `mnist`, `cifar10`, `svhn`, `tiny-imagenet` or `folder:PATH`.
+
+    `root` holds one folder per dataset; the default is `MENET_DATA`, else the user's cache folder. A folder of
+    images may have any size with `side`, or written `folder:PATH@64`: images are scaled and center-cropped to
+    64×64. Content that differs from what was published is allowed, with one `DataWarning`.
+    """
+    if split not in SPLITS:
+        raise ConfigurationError(f"unknown split {split!r}; choose from {', '.join(SPLITS)}")
+    name, path, side = _parse(name, side)
+    chosen = source(name)
+    at = place_of(name, path or root)
+    read = partial(folder.read, side=side) if name == "folder" else chosen.read
+    dataset = read(at, split)
+    if isinstance(dataset.images, ImageFiles):
+        dataset = replace(dataset, images=packed(dataset.images, f"{name}-{split}", at))
+    _warn_of_differences(chosen, at, split)
+    return dataset
+
+
 def source(name: str) -> Source:
     """The entry of a dataset by name."""
     if name not in SOURCES:
-        raise ConfigurationError(f"there is no dataset {name!r}; there are {', '.join(NAMES)}")
+        hint = f"; for a folder of images write folder:{name}" if name and Path(name).is_dir() else ""
+        raise ConfigurationError(f"unknown dataset {name!r}; choose from {', '.join(NAMES)}{hint}")
     return SOURCES[name]
+
+
+def place_of(name: str, root: str | os.PathLike[str] | None = None) -> Path:
+    """The folder of one dataset."""
+    return Path(root).expanduser() if name == "folder" and root else data_folder(root) / name
+
+
+def _parse(text: str, side: int | None) -> tuple[str, str, int | None]:
+    """The name, path and side of `NAME`, `folder:PATH` or `folder:PATH@SIDE`."""
+    name, _, path = text.partition(":")
+    if name.partition("@")[0] == "folder":
+        found = re.fullmatch(r"folder(?::(.*))?@(\d{1,6})", text)
+        # A folder whose own name ends in @64 is that folder.
+        if found and not (path and Path(path).expanduser().is_dir()):
+            name, path, written = "folder", found[1] or "", int(found[2])
+            if side not in (None, written):
+                raise ConfigurationError(f"expected one side, got {written} in {text!r} and {side}")
+            side = written
+    elif path or side is not None:
+        source(name)
+        raise ConfigurationError(f"expected neither a path nor a side with {name}; only folder:PATH takes them")
+    return name, path, side
+
+
+def _warn_of_differences(chosen: Source, at: Path, split: str) -> None:
+    checksums = Checksums(at)
+    files = [file for file in chosen.version(at) if file.split in (None, split)]
+    different = [file.path for file in files if not checksums.is_exact(file)]
+    if different:
+        warn_once(
+            f"{chosen.name} in {at} differs from what was published ({different[0]}), so results on it are not "
+            f"comparable with others; see `menet data verify {chosen.name}`"
+        )

@@ -1,7 +1,7 @@
-"""Telling the publisher's exact content from anything else, and remembering the answer.
+"""Comparing files with their publisher's checksums, and caching the result.
 
-A file's MD5 is kept with its size and time of change in `.menet-checksums.json` beside the data, or in the
-user's cache where the data cannot be written, so that loading does not read hundreds of megabytes twice.
+A file's MD5 is kept with its size and modification time in `.menet-checksums.json` beside the data, or in the
+user's cache where the data is read-only, so that loading does not read hundreds of megabytes twice.
 """
 
 import hashlib
@@ -11,23 +11,23 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from menet.data.inflate import gzip_pieces
-from menet.data.places import cache_folder
+from menet.data.archives import gzip_pieces
+from menet.data.dataset import cache_folder, encoded
 from menet.errors import DataError
 from menet.files import write_atomically
 
 RECORD = ".menet-checksums.json"
 ORIGIN = ".menet-origin.json"
-MAXIMUM_INFLATED = 2 << 30
+MAX_INFLATED = 2 << 30
 
 
 @dataclass(frozen=True)
 class Published:
     """A file, or a folder of files, as its publisher made it; `path` is relative to the dataset's folder.
 
-    The MD5 is of a file's content: of a `.gz` it is that of what is inside, since the same images are found
-    compressed in different ways. A folder has the MD5 of the archive it comes from: when that archive is
-    unpacked here, a digest of all its files is kept, and the folder is compared with it.
+    The MD5 is of a file's content: of a `.gz` it is that of the uncompressed content, since the same images are
+    found compressed in different ways. A folder has the MD5 of its archive: when menet unpacks the archive, it
+    keeps a digest of all files, and the folder is compared with that.
     """
 
     path: str
@@ -38,7 +38,7 @@ class Published:
 
 @dataclass
 class Checksums:
-    """Checksums of what is in one dataset's folder; `remember=False` reads every byte again."""
+    """Checksums of the files in one dataset's folder; `remember=False` reads every byte again."""
 
     folder: Path
     remember: bool = True
@@ -50,7 +50,7 @@ class Checksums:
             self._known = {name: known for name, known in record.items() if isinstance(known, dict)}
 
     def is_exact(self, published: Published) -> bool:
-        """Whether what is here is byte for byte what was published; False where it is missing."""
+        """Whether the files are byte for byte as published; False where they are missing."""
         path = self.folder / published.path
         if not path.exists():
             path = path.with_suffix("") if path.suffix == ".gz" else path
@@ -80,7 +80,7 @@ class Checksums:
             try:
                 write_atomically(record, content)
             except OSError:
-                # Data on a read-only disk; without either place the answer is computed again next time.
+                # Data on a read-only disk; where neither can be written, the digest is computed again next time.
                 continue
             return
 
@@ -92,14 +92,14 @@ def file_md5(path: Path) -> str:
 
 
 def content_md5(path: Path) -> str:
-    """The MD5 of a file's content; of a gzip file, of what is inside it."""
+    """The MD5 of a file's content; of a gzip file, of its uncompressed content."""
     try:
         with path.open("rb") as file:
             compressed = file.read(2) == b"\x1f\x8b"
         if not compressed:
             return file_md5(path)
         digest = hashlib.md5(usedforsecurity=False)
-        for piece in gzip_pieces(path, MAXIMUM_INFLATED):
+        for piece in gzip_pieces(path, MAX_INFLATED):
             digest.update(piece)
         return digest.hexdigest()
     except (OSError, DataError) as error:
@@ -112,12 +112,12 @@ def folder_digest(folder: Path) -> str:
     for path in _files(folder):
         with path.open("rb") as file:
             content = hashlib.file_digest(file, "sha256").hexdigest()
-        digest.update(f"{path.relative_to(folder).as_posix()} {content}\n".encode())
+        digest.update(encoded(f"{path.relative_to(folder).as_posix()} {content}\n"))
     return digest.hexdigest()
 
 
 def keep_origin(folder: Path, published: Published, archive_md5: str) -> None:
-    """Note beside an unpacked folder which archive it came from and what it held then."""
+    """Record beside an unpacked folder which archive it came from, and a digest of its files."""
     content = {"archive_md5": archive_md5, "content": folder_digest(folder / published.path)}
     write_atomically(folder / ORIGIN, json.dumps(content, indent=1))
 
@@ -127,7 +127,7 @@ def _state(path: Path) -> str:
         digest = hashlib.sha256()
         for file in _files(path):
             state = file.stat()
-            digest.update(f"{file.relative_to(path)} {state.st_size} {state.st_mtime_ns}\n".encode())
+            digest.update(encoded(f"{file.relative_to(path)} {state.st_size} {state.st_mtime_ns}\n"))
         return digest.hexdigest()
     state = path.stat()
     return f"{state.st_size} {state.st_mtime_ns}"
@@ -135,7 +135,8 @@ def _state(path: Path) -> str:
 
 def _files(folder: Path) -> Iterable[Path]:
     found = [Path(place) / name for place, _, names in os.walk(folder) for name in names]
-    return sorted(path for path in found if not path.name.startswith(".menet-"))
+    # Regular files only: a pipe would wait forever, and a device may never end.
+    return sorted(path for path in found if not path.name.startswith(".menet-") and path.is_file())
 
 
 def _read_json(path: Path) -> dict:

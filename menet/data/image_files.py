@@ -1,38 +1,52 @@
-"""Images kept as one file each: decoded when asked for, or once into a memory-mapped file of bytes."""
+"""Images stored as one file each: decoded when indexed, or once into a memory-mapped file of bytes."""
 
 import hashlib
 import math
 import os
-from collections.abc import Sequence
+import stat
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import torch
 from jaxtyping import UInt8
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from menet.data.dataset import Images, Index, notice_once, positions_of
-from menet.data.places import cache_folder
+from menet.data.dataset import Images, Index, cache_folder, encoded, positions_of, warn_once
 from menet.errors import DataError
 from menet.files import replacing
 from menet.progress import reporting
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "PPM", "TIFF")
-MAXIMUM_PIXELS = 64 << 20
+MAX_PIXELS = 64 << 20
 CHUNK = 256
+LISTED = 10
+
+
+class UnreadableImage(DataError):
+    """A file that cannot be decoded as an image."""
 
 
 class ImageFiles:
-    """Image files read as RGB bytes `(n, 3, side, side)` or `(n, 3, height, width)`, decoded at each use.
+    """Image files as RGB bytes `(n, 3, height, width)`, decoded at each use.
 
-    With `resized`, an image is scaled until its shorter side fits and the middle is cut out; without it, an
-    image of another size than `height`×`width` is an error that names the file.
+    With `resized`, the shorter side of an image is scaled to fit and the center is cropped; without it, an image
+    of another size than `height`×`width` is an error that names the file. `others` are files that belong to the
+    same folder: an error about unreadable files lists theirs too.
     """
 
-    def __init__(self, paths: Sequence[Path], height: int, width: int, resized: bool = False) -> None:
-        self.paths = tuple(paths)
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        height: int,
+        width: int,
+        resized: bool = False,
+        others: Sequence[Path] = (),
+    ) -> None:
+        self.paths, self.others = tuple(paths), tuple(others)
         self.height, self.width, self.resized = height, width, resized
 
     @property
@@ -45,7 +59,7 @@ class ImageFiles:
     def __getitem__(self, index: Index) -> UInt8[Tensor, "b 3 h w"]:
         positions = positions_of(index, len(self)).tolist()
         out = np.empty((len(positions), 3, self.height, self.width), np.uint8)
-        # Pillow lets go of the interpreter while it decodes, so threads do help.
+        # Pillow releases the interpreter lock while it decodes, so threads help.
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             for number, pixels in enumerate(pool.map(self._decode, positions)):
                 out[number] = pixels
@@ -53,41 +67,50 @@ class ImageFiles:
 
     def _decode(self, position: int) -> np.ndarray:
         path = self.paths[position]
-        try:
-            with _opened(path) as image:
-                # Before decoding, which would make as many bytes as the header claims.
-                if not self.resized and image.size != (self.width, self.height):
-                    size = f"{image.width}×{image.height}"
-                    raise DataError(f"{path} is {size} pixels where {self.width}×{self.height} is expected")
-                pixels = image.convert("RGB")
-                if self.resized:
-                    pixels = ImageOps.fit(pixels, (self.width, self.height), Image.Resampling.BICUBIC)
-        except DataError:
-            raise
-        # A decoder given damaged bytes may raise nearly anything; all of it means the same to the user.
-        except Exception as error:
-            raise DataError(f"{path} is not a readable image: {error}") from error
-        return np.asarray(pixels).transpose(2, 0, 1)
+        with _opened(path) as image:
+            # Before decoding, which allocates as many bytes as the header claims.
+            if not self.resized and image.size != (self.width, self.height):
+                size = f"{image.width}×{image.height}"
+                raise DataError(f"expected {self.width}×{self.height} pixels in {path}, got {size}")
+            pixels = image.convert("RGB")
+            if self.resized:
+                pixels = ImageOps.fit(pixels, (self.width, self.height), Image.Resampling.BICUBIC)
+            return np.asarray(pixels).transpose(2, 0, 1)
 
 
 def image_size(path: Path) -> tuple[int, int]:
     """Height and width of an image file, from its header alone."""
-    try:
-        with _opened(path) as image:
-            return image.height, image.width
-    except DataError:
-        raise
-    except Exception as error:
-        raise DataError(f"{path} is not a readable image: {error}") from error
+    with _opened(path) as image:
+        return image.height, image.width
+
+
+def unreadable(paths: Sequence[Path]) -> UnreadableImage:
+    """One error for all of these files that cannot be decoded; it names the first ten and counts the rest."""
+
+    def problem(path: Path) -> str | None:
+        try:
+            with _opened(path) as image:
+                image.convert("RGB")
+        except UnreadableImage as error:
+            return str(error)
+        return None
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        problems = [found for found in pool.map(problem, paths) if found]
+    if len(problems) == 1:
+        return UnreadableImage(problems[0])
+    listed = "; ".join(problems[:LISTED])
+    rest = f"; and {len(problems) - LISTED} more" if len(problems) > LISTED else ""
+    return UnreadableImage(f"{len(problems)} images cannot be read; repair or remove them: {listed}{rest}")
 
 
 def packed(files: ImageFiles, name: str, folder: Path) -> Tensor | Images:
-    """The same images from a memory-mapped file in the user's cache, which is written the first time.
+    """The same images from a memory-mapped file in the user's cache, written the first time.
 
-    The file is keyed to the name, size and time of change of every image: an edited folder is decoded anew,
-    and the file made for its former state is removed. Where there is no place for it, the images stay files.
+    The file is keyed by the name, size and modification time of every image: after a change the folder is
+    decoded anew, and the outdated file is removed. Without a writable cache, images are decoded at each use.
     """
-    place = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
+    place = hashlib.sha256(encoded(str(folder.resolve()))).hexdigest()[:12]
     target = cache_folder() / "decoded" / f"{name}-{place}-{_key(files)}.u8"
     try:
         if not target.exists() or target.stat().st_size != math.prod(files.shape):
@@ -95,10 +118,10 @@ def packed(files: ImageFiles, name: str, folder: Path) -> Tensor | Images:
             for former in target.parent.glob(f"{name}-{place}-*.u8"):
                 if former != target:
                     former.unlink(missing_ok=True)
-        # Copy-on-write, because torch warns of arrays that nobody may write to; the file is never changed.
+        # Copy-on-write, because torch warns about read-only arrays; the file is never changed.
         return torch.from_numpy(np.memmap(target, np.uint8, mode="c", shape=files.shape))
     except (OSError, ValueError) as error:
-        notice_once(f"{name} is decoded anew at each use, which is slow: {target} cannot be kept ({error})")
+        warn_once(f"{name} is decoded at each use, which is slow: cannot write {target} ({error})")
         return files
 
 
@@ -106,7 +129,10 @@ def _pack(files: ImageFiles, target: Path, name: str) -> None:
     with replacing(target) as temporary, temporary.open("wb") as out:
         with reporting(f"decoding {name}", len(files)) as reporter:
             for start in range(0, len(files), CHUNK):
-                piece = files[start : start + CHUNK]
+                try:
+                    piece = files[start : start + CHUNK]
+                except UnreadableImage as error:
+                    raise unreadable(files.paths + files.others) from error
                 out.write(piece.numpy().tobytes())
                 reporter.advance(len(piece))
         out.flush()
@@ -118,14 +144,31 @@ def _key(files: ImageFiles) -> str:
         try:
             state = path.stat()
         except OSError as error:
-            raise DataError(f"{path} cannot be read: {error.strerror}") from error
-        key.update(f"{path.parent.name}/{path.name} {state.st_size} {state.st_mtime_ns}\n".encode())
+            raise DataError(f"cannot read {path}: {error.strerror}") from error
+        key.update(encoded(f"{path.parent.name}/{path.name} {state.st_size} {state.st_mtime_ns}\n"))
     return key.hexdigest()[:24]
 
 
-def _opened(path: Path) -> Image.Image:
-    image = Image.open(path, formats=FORMATS)
-    if image.width * image.height > MAXIMUM_PIXELS:
-        image.close()
-        raise DataError(f"{path} claims {image.width}×{image.height} pixels; at most {MAXIMUM_PIXELS} are read")
-    return image
+@contextmanager
+def _opened(path: Path) -> Iterator[Image.Image]:
+    """An image of which only the header was read; whatever fails while it is used is an `UnreadableImage`."""
+    try:
+        # Without O_NONBLOCK, opening a pipe would wait forever for somebody to write to it.
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        with os.fdopen(handle, "rb") as file:
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                raise UnreadableImage(f"cannot read {path}: not a regular file")
+            with Image.open(file, formats=FORMATS) as image:
+                if image.width * image.height > MAX_PIXELS:
+                    size = f"{image.width}×{image.height}"
+                    raise UnreadableImage(f"expected at most {MAX_PIXELS} pixels in {path}, got {size}")
+                yield image
+    except DataError:
+        raise
+    except UnidentifiedImageError as error:
+        raise UnreadableImage(f"cannot read {path}: not a {', '.join(FORMATS)} image") from error
+    except OSError as error:
+        raise UnreadableImage(f"cannot read {path}: {error.strerror or error}") from error
+    # A decoder given damaged bytes may raise nearly anything; to the user it all means the same.
+    except Exception as error:
+        raise UnreadableImage(f"cannot read {path}: damaged image ({error})") from error

@@ -1,32 +1,41 @@
-"""Putting a dataset in its place: from the publisher's addresses, or from files one already has.
+"""Installing a dataset: from the publisher's addresses, or from files the user has.
 
-Everything is gathered and read once in a folder beside its place, and renamed into it when whole.
+Everything is collected and read once in a temporary folder, and renamed into place when complete. Until its MD5
+is right, a download has another name (`.NAME.….partial`), so an incomplete one is never taken for the file.
 """
 
 import contextlib
+import http.client
 import os
 import shutil
-import tarfile
-import zipfile
-from collections.abc import Iterator
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import IO
+from urllib.parse import urlsplit
 
+from menet import __version__
+from menet.data import folder
+from menet.data.archives import unpack
 from menet.data.catalog import Archive, Source
 from menet.data.checksums import Published, file_md5, keep_origin
-from menet.data.dataset import SPLITS
-from menet.data.download import download
-from menet.data.places import data_folder
+from menet.data.dataset import SPLITS, data_folder
 from menet.errors import DataError
+from menet.files import replacing
+from menet.progress import reporting
 
-MAXIMUM_MEMBER_BYTES = 64 << 20
+TIMEOUT_SECONDS = 30.0
+ATTEMPTS_PER_ADDRESS = 3
+CHUNK = 1 << 16
+MEGABYTE = 1e6
+PARTIAL_CONTENT, RANGE_NOT_SATISFIABLE = 206, 416
 
 
 def fetch(source: Source, root: str | os.PathLike[str] | None = None, replace: bool = False) -> Path:
-    """Download a dataset from its publisher; a broken-off download is continued."""
+    """Download a dataset from its publisher; an interrupted download is resumed."""
     if not source.archives:
-        raise DataError(f"{source.name} needs no download; `menet data list` says where each dataset is")
+        raise DataError(f"{source.name} needs no download; see `menet data list`")
     with _building(source, root, replace) as (building, final):
         kept = final.parent / ".downloads" / source.name
         for archive in source.archives:
@@ -35,7 +44,7 @@ def fetch(source: Source, root: str | os.PathLike[str] | None = None, replace: b
             except DataError as error:
                 names = ", ".join(archive.name for archive in source.archives)
                 raise DataError(
-                    f"{error}; with no network, get {names} in another way "
+                    f"{error}; without a network, get {names} by other means "
                     f"and run `menet data import {source.name} FOLDER`"
                 ) from error
         _gather(source, kept, building)
@@ -47,38 +56,140 @@ def fetch(source: Source, root: str | os.PathLike[str] | None = None, replace: b
 
 
 def take(source: Source, path: Path, root: str | os.PathLike[str] | None = None, replace: bool = False) -> Path:
-    """Copy a dataset from a folder that has its files somewhere inside, or from the publisher's archive."""
+    """Copy a dataset from a folder that has its files somewhere inside, or from the publisher's archive.
+
+    Only regular files are copied: a link that leads out of the folder, a link to a folder, a pipe or a device is
+    an error that names it.
+    """
     if source.embedded:
         raise DataError(f"{source.name} is built in and needs no import")
     if not path.exists():
-        raise DataError(f"{path} does not exist; give a folder with the files of {source.name}")
+        raise DataError(f"{path} does not exist; expected a folder with the files of {source.name}")
     with _building(source, root, replace) as (building, final):
         if source.versions:
             _gather(source, path, building)
+        elif path.is_dir():
+            for split in SPLITS:
+                # Before copying, so that errors name the user's files; at any side, since sizes may differ.
+                folder.read(path, split, side=8)
+            _copy_tree(path, building)
         else:
-            shutil.copytree(path, building, dirs_exist_ok=True)
+            raise DataError(f"expected a folder of images, got {path}")
     return final
+
+
+def download(addresses: Sequence[str], to: Path, md5: str, size: int) -> Path:
+    """Fetch `to` from the first address that gives exactly the content with this MD5 and size.
+
+    A `DataError` says for each address what went wrong. An interrupted download is kept and resumed by the next
+    call; one with the wrong checksum is deleted.
+    """
+    to.parent.mkdir(parents=True, exist_ok=True)
+    partial = to.parent / f".{to.name}.{md5[:8]}.partial"
+    troubles = []
+    for address in addresses:
+        try:
+            continued = _length(partial) > 0
+            _receive_whole(address, partial, size)
+            if file_md5(partial) != md5 and continued:
+                # The part left by an earlier call may be damaged; try this address from the start.
+                partial.unlink()
+                _receive_whole(address, partial, size)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            troubles.append(f"{urlsplit(address).hostname}: {_reason(error)}")
+            continue
+        if file_md5(partial) == md5:
+            with replacing(to) as temporary:
+                partial.replace(temporary)
+            return to
+        partial.unlink()
+        troubles.append(f"{urlsplit(address).hostname}: wrong checksum")
+    raise DataError(f"{to.name} could not be downloaded ({'; '.join(troubles)})")
+
+
+def _receive_whole(address: str, partial: Path, size: int) -> None:
+    for attempt in range(1, ATTEMPTS_PER_ADDRESS + 1):
+        before = _length(partial)
+        try:
+            _receive(address, partial, size)
+        except urllib.error.HTTPError as error:
+            if error.code != RANGE_NOT_SATISFIABLE:
+                raise
+            partial.unlink(missing_ok=True)
+        except (TimeoutError, ConnectionError, http.client.IncompleteRead):
+            # A broken connection is retried as long as it makes progress.
+            if attempt == ATTEMPTS_PER_ADDRESS and _length(partial) == before:
+                raise
+        if _length(partial) == size:
+            return
+    raise ConnectionError(f"interrupted after {_length(partial)} of {size} bytes")
+
+
+def _receive(address: str, partial: Path, size: int) -> None:
+    start = _length(partial)
+    if start == size:
+        return
+    if start > size:
+        partial.unlink()
+        start = 0
+    headers = {"User-Agent": f"menet/{__version__}", "Accept-Encoding": "identity"}
+    if start:
+        headers["Range"] = f"bytes={start}-"
+    request = urllib.request.Request(address, headers=headers)
+    with contextlib.closing(urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS)) as response:
+        continued = response.status == PARTIAL_CONTENT
+        if continued and not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
+            raise ValueError("the server resumed at the wrong offset")
+        start = start if continued else 0
+        offered = int(response.headers.get("Content-Length") or size - start)
+        if start + offered != size:
+            raise ValueError(f"expected {size} bytes, the server offers {start + offered}")
+        with (
+            partial.open("ab" if continued else "wb") as out,
+            reporting(f"{urlsplit(address).path.rpartition('/')[2]} (MB)", size / MEGABYTE) as reporter,
+        ):
+            reporter.advance(start / MEGABYTE)
+            # One byte beyond the known size is read, so that a longer file is noticed.
+            while piece := response.read(min(CHUNK, size + 1 - start)):
+                out.write(piece)
+                start += len(piece)
+                reporter.advance(len(piece) / MEGABYTE)
+    if start > size:
+        partial.unlink()
+        raise ValueError(f"expected {size} bytes, the server sends more")
+
+
+def _length(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, urllib.error.HTTPError):
+        return f"status {error.code} {error.reason}"
+    reason = getattr(error, "reason", error)
+    return str(getattr(reason, "strerror", None) or reason) or type(error).__name__
 
 
 @contextmanager
 def _building(source: Source, root: str | os.PathLike[str] | None, replace: bool) -> Iterator[tuple[Path, Path]]:
     final = data_folder(root) / source.name
     if final.exists() and not replace:
-        raise DataError(f"{final} is there already; `--replace` puts the new files in its place")
+        raise DataError(f"{final} exists already; replace it with `--replace`")
     building = final.parent / f".{source.name}.{os.getpid()}.building"
     former = final.parent / f".{source.name}.{os.getpid()}.former"
     try:
         try:
             building.mkdir(parents=True)
             yield building, final
-            for split in SPLITS:
-                # Read before it counts as a dataset; one image is decoded where each is a file.
-                source.read(building, split).batch(slice(0, 1))
+            if source.versions:
+                for split in SPLITS:
+                    # Read before it is in place; where images are single files, one is decoded.
+                    source.read(building, split).batch(slice(0, 1))
             if final.exists():
                 final.rename(former)
             building.rename(final)
         except OSError as error:
-            raise DataError(f"{source.name} cannot be put in {final}: {error}") from error
+            raise DataError(f"cannot write {source.name} to {final}: {error}") from error
     finally:
         shutil.rmtree(building, ignore_errors=True)
         shutil.rmtree(former, ignore_errors=True)
@@ -91,17 +202,17 @@ def _gather(source: Source, path: Path, building: Path) -> None:
             return _unpack(source, archive, found, building)
     if path.is_file():
         names = " and ".join(archive.name for archive in source.archives)
-        raise DataError(f"{path} alone is not {source.name}; give a folder with {names}, or with its files")
+        raise DataError(f"expected a folder with {names}, or with the files of {source.name}, got {path}")
     for files in source.versions:
         found_files = [(file, _find(path, file)) for file in files]
         if any(found for _, found in found_files):
             for file, found in found_files:
                 if found is None:
-                    raise DataError(f"{path} has no {file.path}, which {source.name} needs")
-                _copy(found, building / file.path, found.name)
+                    raise DataError(f"expected {file.path} of {source.name} in {path}, got none")
+                _copy(found, building / file.path, path)
             return None
     wanted = " or ".join(files[0].path for files in source.versions)
-    raise DataError(f"{path} holds nothing of {source.name} (such as {wanted})")
+    raise DataError(f"expected the files of {source.name} in {path} (such as {wanted}), got none")
 
 
 def _find(path: Path, file: Published) -> Path | None:
@@ -116,45 +227,48 @@ def _named(path: Path, name: str) -> Iterator[Path]:
     yield from sorted(path.rglob(name), key=lambda found: (len(found.parts), found))
 
 
-def _copy(found: Path, to: Path, name: str) -> None:
+def _copy(found: Path, to: Path, root: Path) -> None:
     if found.is_dir():
-        shutil.copytree(found, to)
+        _copy_tree(found, to)
     else:
-        to.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(found, to.with_name(name))
+        _copy_file(found, to.with_name(found.name), root.resolve())
+
+
+def _copy_tree(root: Path, to: Path) -> None:
+    root = root.resolve()
+    for place, folders, names in os.walk(root):
+        for name in folders:
+            if (Path(place) / name).is_symlink():
+                raise _refused(Path(place) / name, "a link to a folder")
+        for name in names:
+            path = Path(place) / name
+            _copy_file(path, to / path.relative_to(root), root)
+
+
+def _copy_file(path: Path, to: Path, root: Path) -> None:
+    try:
+        real = path.resolve(strict=True)
+    except (OSError, RuntimeError) as error:  # a loop of links is a RuntimeError before Python 3.13
+        raise _refused(path, "a broken link") from error
+    if not real.is_relative_to(root):
+        raise _refused(path, f"a link out of {root}")
+    if not real.is_file():
+        raise _refused(path, "something else")
+    to.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(real, to)
+
+
+def _refused(path: Path, what: str) -> DataError:
+    return DataError(f"expected only regular files to import, got {path}, {what}; copy or remove it")
 
 
 def _unpack(source: Source, archive: Archive, path: Path, building: Path) -> None:
     if file_md5(path) != archive.md5:
         raise DataError(
-            f"{path} is not the archive its publisher offers (wrong checksum); "
+            f"{path} is not the published archive (wrong checksum); "
             f"if you trust it, unpack it and import the folder"
         )
-    wanted = {PurePosixPath(file.path).parts[0] for files in source.versions for file in files}
-    try:
-        for name, stream in _members(path):
-            parts = PurePosixPath(name).parts
-            if parts and parts[0] in wanted and ".." not in parts:
-                to = building.joinpath(*parts)
-                to.parent.mkdir(parents=True, exist_ok=True)
-                with stream, to.open("wb") as out:
-                    shutil.copyfileobj(stream, out)
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, NotImplementedError) as error:
-        raise DataError(f"{path} cannot be unpacked: {error}") from error
+    unpack(path, building, {PurePosixPath(file.path).parts[0] for files in source.versions for file in files})
     for file in source.versions[0]:
         if file.is_folder:
             keep_origin(building, file, archive.md5)
-
-
-def _members(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
-    if path.suffix == ".zip":
-        with zipfile.ZipFile(path) as archive:
-            for entry in archive.infolist():
-                if not entry.is_dir() and entry.file_size <= MAXIMUM_MEMBER_BYTES:
-                    yield entry.filename, archive.open(entry)
-        return
-    with tarfile.open(path) as tar:
-        for member in tar:
-            stream = tar.extractfile(member) if member.isfile() else None
-            if stream and member.size <= MAXIMUM_MEMBER_BYTES:
-                yield member.name, stream

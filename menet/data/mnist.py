@@ -4,9 +4,8 @@ from pathlib import Path
 
 import torch
 
-from menet.data.dataset import Dataset
+from menet.data.dataset import Dataset, require_file
 from menet.data.idx import read_idx
-from menet.data.places import require
 from menet.errors import DataError
 
 CLASSES = tuple("0123456789")
@@ -25,11 +24,11 @@ def read(folder: Path, split: str) -> Dataset:
     image_file, label_file = (stored(folder, name) for name in names(split))
     images, labels = read_idx(image_file, 3), read_idx(label_file, 1)
     if images.shape[1:] != (SIDE, SIDE):
-        raise DataError(f"{image_file} holds images of {images.shape[1]}×{images.shape[2]}, not {SIDE}×{SIDE}")
+        raise DataError(f"expected {SIDE}×{SIDE} images in {image_file}, got {images.shape[1]}×{images.shape[2]}")
     if len(images) != len(labels):
-        raise DataError(f"{image_file} holds {len(images)} images, {label_file} {len(labels)} labels")
+        raise DataError(f"expected {len(images)} labels in {label_file}, as many as images, got {len(labels)}")
     if labels.max() >= len(CLASSES):
-        raise DataError(f"{label_file} holds the label {labels.max()}; labels are 0 to 9")
+        raise DataError(f"expected labels from 0 to 9 in {label_file}, got {labels.max()}")
     return Dataset(
         name="mnist",
         split=split,
@@ -44,4 +43,4 @@ def read(folder: Path, split: str) -> Dataset:
 def stored(folder: Path, name: str) -> Path:
     """Where an idx file is: under its name with `.gz`, as published, or else without."""
     published, plain = folder / f"{name}.gz", folder / name
-    return plain if plain.exists() and not published.exists() else require(published, "mnist")
+    return plain if plain.exists() and not published.exists() else require_file(published, "mnist")

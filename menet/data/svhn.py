@@ -5,9 +5,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from menet.data.dataset import Dataset
-from menet.data.matfile import read_mat
-from menet.data.places import require
+from menet.data.dataset import Dataset, require_file
+from menet.data.mat import read_mat
 from menet.errors import DataError
 
 CLASSES = tuple("0123456789")
@@ -21,16 +20,16 @@ def file_name(split: str) -> str:
 
 def read(folder: Path, split: str) -> Dataset:
     """Read one split into memory; the publisher's label 10 is the digit 0."""
-    path = require(folder / file_name(split), "svhn")
+    path = require_file(folder / file_name(split), "svhn")
     arrays = read_mat(path, ("X", "y"))
     pixels, labels = arrays["X"], arrays["y"]
     if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[:3] != (32, 32, 3):
-        raise DataError(f"{path} holds X as {pixels.dtype}{list(pixels.shape)}, not uint8[32, 32, 3, n]")
+        raise DataError(f"expected X as uint8[32, 32, 3, n] in {path}, got {pixels.dtype}{list(pixels.shape)}")
     if labels.size != pixels.shape[3]:
-        raise DataError(f"{path} holds {pixels.shape[3]} images and {labels.size} labels")
+        raise DataError(f"expected one label per image in {path}, got {labels.size} for {pixels.shape[3]}")
     digits = labels.ravel().astype(np.float64)
     if not np.isin(digits, np.arange(11)).all():
-        raise DataError(f"{path} holds a label outside 1 to 10")
+        raise DataError(f"expected labels from 1 to 10 in {path}")
     return Dataset(
         name="svhn",
         split=split,

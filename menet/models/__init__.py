@@ -1,9 +1,7 @@
-"""The networks of the paper, and one for two cores: images in [0,1] → logits, normalisation inside."""
+"""The paper's networks, and a small one for two cores: images in [0,1] → logits, normalization inside."""
 
 from menet.models import weights
-from menet.models.initialise import initialise
-from menet.models.network import Architecture, Network
-from menet.models.normalise import Normalise
-from menet.models.registry import NETWORKS, build
+from menet.models.network import Architecture, Network, Normalize
+from menet.models.registry import NETWORKS, build, initialize
 
-__all__ = ["NETWORKS", "Architecture", "Network", "Normalise", "build", "initialise", "weights"]
+__all__ = ["NETWORKS", "Architecture", "Network", "Normalize", "build", "initialize", "weights"]

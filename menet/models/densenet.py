@@ -10,7 +10,7 @@ from menet.models.network import Body, average
 
 
 class DenseLayer(nn.Module):
-    """Bottleneck 1×1 then 3×3 convolution, pre-activated; its `growth` new maps join the old ones."""
+    """Bottleneck 1×1 then 3×3 convolution, pre-activated; its input is concatenated with `growth` new maps."""
 
     def __init__(self, inputs: int, growth: int) -> None:
         super().__init__()

@@ -10,7 +10,7 @@ from menet.models.network import Body
 class LeNet(Body):
     """Two 5×5 convolutions (32, 64), each followed by ReLU and 2×2 max pooling, then 1024 hidden units.
 
-    The hidden layer sees every position, so the network works only for the side it was built for.
+    The hidden layer sees every position, so the network only takes images of the side it was built for.
     """
 
     width = 1024

@@ -1,12 +1,13 @@
-"""What all networks share: normalise, a body that makes feature vectors, a linear head."""
+"""What all networks share: normalization, a body that computes feature vectors, a linear head."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from menet.models.normalise import Normalise
+from menet.errors import ConfigurationError
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,30 @@ class Architecture:
         return f"{self.name} ({self.channels}×{self.side}×{self.side}, {self.classes} classes)"
 
 
+class Normalize(nn.Module):
+    """(images − mean) / std per channel, the first layer of a network.
+
+    Attacks and defenses therefore only see pixels in [0,1]. Mean and standard deviation are buffers: they move
+    with the network's device and are stored with its weights. Images with another number of channels are
+    refused, since one channel would silently broadcast over three.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32).view(-1, 1, 1))
+        self.register_buffer("std", torch.tensor(std, dtype=torch.float32).view(-1, 1, 1))
+
+    def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
+        if images.shape[1] != len(self.mean):
+            raise ConfigurationError(f"expected images of {len(self.mean)} channels, got {images.shape[1]}")
+        return (images - self.mean) / self.std
+
+
 class Body(nn.Module):
-    """What a network has between normalisation and head: images (b,c,h,w) → vectors (b, width)."""
+    """The layers between normalization and head: images (b,c,h,w) → feature vectors (b, width)."""
 
     width: int
 
@@ -33,20 +56,20 @@ class Body(nn.Module):
 class Network(nn.Module):
     """A classifier of images in [0,1].
 
-    `features` gives the penultimate vectors (t-SNE and class distances are made from them) and `forward` is
-    the linear `head` applied to them. `architecture` says how it was built.
+    `features` returns the penultimate activations (t-SNE and class distances are computed from them), `forward`
+    applies the linear `head` to them, and `architecture` says how the network was built.
     """
 
     def __init__(self, architecture: Architecture, body: Body) -> None:
         super().__init__()
         self.architecture = architecture
-        self.normalise = Normalise(architecture.mean, architecture.std)
+        self.normalize = Normalize(architecture.mean, architecture.std)
         self.body = body
         self.head = nn.Linear(body.width, architecture.classes, device=next(body.parameters()).device)
 
     def features(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b width"]:
-        """The vectors that the last linear layer sees."""
-        vectors: Tensor = self.body(self.normalise(images))
+        """The penultimate activations, which the head maps to logits."""
+        vectors: Tensor = self.body(self.normalize(images))
         return vectors
 
     def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b classes"]:
@@ -55,5 +78,5 @@ class Network(nn.Module):
 
 
 def average(maps: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c"]:
-    """Global average pooling: what makes a network independent of the side of its images."""
+    """Global average pooling, which makes a network independent of the image size."""
     return torch.mean(maps, dim=(2, 3))

@@ -1,14 +1,14 @@
-"""The networks by name."""
+"""The networks by name, and their initial weights."""
 
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+from torch import nn
 
 from menet.errors import ConfigurationError
 from menet.models.densenet import DenseNet
-from menet.models.initialise import initialise
 from menet.models.lenet import LeNet
 from menet.models.network import Architecture, Body, Network
 from menet.models.resnet import ResNet
@@ -24,14 +24,14 @@ NETWORKS: dict[str, Callable[[int, int], Body]] = {
     "small": lambda channels, side: Small(channels),
 }
 
-SMALLEST_SIDE = 8  # DenseNet halves three times
-LARGEST = 65_536  # of channels, side and classes; beyond it a number is a mistake
-MOST_PARAMETERS = 1_000_000_000  # 4 GB; a file's header must not be able to ask for more
+MIN_SIDE = 8  # DenseNet halves three times
+MAX_SIZE = 65_536  # of channels, side and classes; anything larger is a mistake
+MAX_PARAMETERS = 1_000_000_000  # 4 GB; a file's header must not be able to ask for more
 
 
 @runtime_checkable
 class DatasetLike(Protocol):
-    """The part of a dataset that a network is fitted to."""
+    """What `build` needs of a dataset: the shape of its images, its classes and its normalization."""
 
     @property
     def images(self) -> Any: ...  # anything with a `shape` (N,C,H,W)
@@ -54,24 +54,27 @@ def build(
     std: Sequence[float] | None = None,
     generator: torch.Generator | None = None,
 ) -> Network:
-    """A network with fresh weights, fitted to the images and classes of the dataset `like`.
+    """A network with fresh weights, its input and output sizes taken from the dataset `like`.
 
-    What is given beside `like` goes before it; with neither, images are 3×32×32 of 10 classes. Mean and
-    standard deviation are of pixels in [0,1]; where none is given, nor known for that number of channels,
-    images pass unnormalised. Weights are drawn from `generator`, and the global one is then not touched;
-    without it they are drawn from the global one, as by any `nn.Module`.
+    Arguments override `like`; without either, images are 3×32×32 and there are 10 classes. Mean and standard
+    deviation are of pixels in [0,1]; without them, or with other channels than those of `like`, images are not
+    normalized. Weights are drawn from `generator`; without it from torch's global generator, as in any
+    `nn.Module`.
     """
     if like is not None:
         shape = tuple(like.images.shape)
         if len(shape) != 4 or shape[2] != shape[3]:
-            raise ConfigurationError(f"like: images of shape {shape}; (N, channels, side, side) is accepted")
+            raise ConfigurationError(
+                f"expected square images of shape (n, channels, side, side), got {shape}; "
+                "folder:PATH@64 crops a folder of images to 64×64"
+            )
         channels = shape[1] if channels is None else channels
         side = shape[2] if side is None else side
         classes = len(like.classes) if classes is None else classes
         if channels == shape[1]:
             mean = like.mean if mean is None else mean
             std = like.std if std is None else std
-    channels = check_size("channels", 3 if channels is None else channels)
+    channels = _check_size("channels", 3 if channels is None else channels)
     architecture = Architecture(
         name,
         channels,
@@ -88,45 +91,64 @@ def construct(architecture: Architecture, generator: torch.Generator | None = No
     network = outline(architecture)
     network.body.to_empty(device="cpu")
     network.head.to_empty(device="cpu")
-    initialise(network, generator)
+    initialize(network, generator)
     return network
 
 
 def outline(architecture: Architecture) -> Network:
     """The network with its weights on the meta device: shapes and counts that cost no memory or time."""
-    check(architecture)
+    _check(architecture)
     with torch.device("meta"):
         body = NETWORKS[architecture.name](architecture.channels, architecture.side)
     network = Network(architecture, body)
     count = sum(parameter.numel() for parameter in network.parameters())
-    if count > MOST_PARAMETERS:
-        raise ConfigurationError(f"{architecture}: {count:,} weights, more than {MOST_PARAMETERS:,}")
+    if count > MAX_PARAMETERS:
+        raise ConfigurationError(f"expected at most {MAX_PARAMETERS:,} weights, got {count:,} for {architecture}")
     return network
 
 
-def check(architecture: Architecture) -> None:
-    """Raise a `ConfigurationError` for a network that cannot be built."""
+def initialize(module: nn.Module, generator: torch.Generator | None = None) -> None:
+    """Draw every weight of `module` anew, in place, and reset its batch statistics.
+
+    Convolutions without bias (those followed by batch normalization) are drawn as in He et al. (2015), normal
+    with fan-out; all other layers as torch does, uniform within ±1/√inputs. Without a generator torch's global
+    one is used, as in any `nn.Module`.
+    """
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            if isinstance(layer, nn.Conv2d) and layer.bias is None:
+                nn.init.kaiming_normal_(layer.weight, 0, "fan_out", "relu", generator=generator)
+                continue
+            bound = 1 / math.sqrt(layer.weight[0].numel())
+            nn.init.uniform_(layer.weight, -bound, bound, generator=generator)
+            if layer.bias is not None:
+                nn.init.uniform_(layer.bias, -bound, bound, generator=generator)
+        elif isinstance(layer, nn.BatchNorm2d):
+            layer.reset_parameters()
+        elif list(layer.parameters(recurse=False)):
+            # Networks are built uninitialized: skipped, the layer would keep whatever was in memory.
+            raise TypeError(f"initialize: no rule for layer {name!r} ({type(layer).__name__})")
+
+
+def _check(architecture: Architecture) -> None:
     if architecture.name not in NETWORKS:
-        raise ConfigurationError(
-            f"name = {architecture.name!r}: unknown network; known are {', '.join(NETWORKS)}"
-        )
-    check_size("channels", architecture.channels)
-    check_size("side", architecture.side, least=SMALLEST_SIDE)
-    check_size("classes", architecture.classes)
+        raise ConfigurationError(f"unknown network {architecture.name!r}; choose from {', '.join(NETWORKS)}")
+    _check_size("channels", architecture.channels)
+    _check_size("side", architecture.side, least=MIN_SIDE)
+    _check_size("classes", architecture.classes)
     for field in ("mean", "std"):
         values = getattr(architecture, field)
         if len(values) != architecture.channels:
             raise ConfigurationError(
-                f"{field}: {len(values)} values for {architecture.channels} channels; one each is accepted"
+                f"expected {field} with {architecture.channels} values, one per channel, got {len(values)}"
             )
         if not all(math.isfinite(value) for value in values):
-            raise ConfigurationError(f"{field} = {values}: finite numbers are accepted")
+            raise ConfigurationError(f"expected a finite {field}, got {values}")
     if min(architecture.std) <= 0:
-        raise ConfigurationError(f"std = {architecture.std}: numbers above 0 are accepted")
+        raise ConfigurationError(f"expected std > 0, got {architecture.std}")
 
 
-def check_size(field: str, value: int, least: int = 1) -> int:
-    """`value`, when it is a believable size."""
-    if not least <= value <= LARGEST:
-        raise ConfigurationError(f"{field} = {value}: a whole number from {least} to {LARGEST} is accepted")
+def _check_size(field: str, value: int, least: int = 1) -> int:
+    if not least <= value <= MAX_SIZE:
+        raise ConfigurationError(f"expected {field} between {least} and {MAX_SIZE}, got {value}")
     return value

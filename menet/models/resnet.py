@@ -10,9 +10,9 @@ from menet.models.network import Body, average
 
 
 class BasicBlock(nn.Module):
-    """Two 3×3 convolutions with batch normalisation beside a shortcut (He et al. 2016, figure 5 left).
+    """Two 3×3 convolutions with batch normalization plus a shortcut (He et al. 2016, figure 5 left).
 
-    Where the shape changes, the shortcut is a 1×1 convolution with batch normalisation.
+    Where the shape changes, the shortcut is a 1×1 convolution with batch normalization.
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:

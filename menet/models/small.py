@@ -1,4 +1,4 @@
-"""One small network for two cores: quick runs, demonstrations and tests."""
+"""A small residual network for quick runs, demonstrations and tests on two cores."""
 
 import torch
 from jaxtyping import Float

@@ -1,13 +1,14 @@
 """Weights in safetensors files that say what they are.
 
 The header is a JSON object in the file's metadata: `architecture`, the `version` of menet, and whatever the
-caller adds, by custom `dataset`, `defense` and `training`. Reading never unpickles, so a file from a stranger
-can be wrong but cannot run code.
+caller adds, by convention `dataset`, `defense` and `training`. Reading never unpickles, so a file from a
+stranger can be wrong but cannot run code.
 """
 
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,8 @@ from torch import Tensor, nn
 import menet
 from menet.errors import CheckpointError, ConfigurationError
 from menet.files import replacing
-from menet.models.header import architecture_in, describe, rebuild
-from menet.models.network import Network
+from menet.models.network import Architecture, Network
 from menet.models.registry import construct, outline
-
-__all__ = ["describe", "load", "load_into", "rebuild", "restore", "save"]
 
 KEY = "menet"
 PICKLE_SUFFIXES = (".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".bin")
@@ -34,8 +32,8 @@ Location = str | os.PathLike[str]
 def save(path: Location, module: nn.Module | Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
     """Write weights and header to `path`, wholly or not at all.
 
-    The version is added to the header, and for a network made by `build` its architecture, unless they are
-    there already. Tensors that share memory are written once for each name.
+    The version is added to the header, and for a network made by `build` its architecture, unless already
+    there. Tensors that share memory are written once per name.
     """
     full = {"version": menet.__version__, **header}
     if isinstance(module, Network):
@@ -47,7 +45,7 @@ def save(path: Location, module: nn.Module | Mapping[str, Tensor], header: Mappi
     tensors = {}
     for name, value in (module.state_dict() if isinstance(module, nn.Module) else module).items():
         if not isinstance(value, Tensor):
-            raise CheckpointError(f"{name!r} is a {type(value).__name__}; only tensors can be saved")
+            raise CheckpointError(f"expected tensors only, got {name!r} as {type(value).__name__}")
         # safetensors refuses tensors that share memory or are not contiguous; a copy is neither.
         tensors[name] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
     with replacing(path) as temporary:
@@ -63,10 +61,10 @@ def load(path: Location) -> tuple[dict[str, Tensor], dict[str, Any]]:
             metadata = file.metadata() or {}
             state = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
-        # All but the first: kinds of numbers that the format knows and this torch does not, sizes beyond it.
-        raise CheckpointError(f"{path} is damaged or cut short: {_one_line(error)}") from error
+        # All but the first come from number formats that torch does not know, and from sizes beyond it.
+        raise CheckpointError(f"{path} is damaged or truncated: {_one_line(error)}") from error
     if KEY not in metadata:
-        raise CheckpointError(f"{path} holds tensors but no {KEY!r} header, so menet did not save it")
+        raise CheckpointError(f"{path} has no {KEY!r} header; expected a file saved by menet")
     try:
         header = json.loads(metadata[KEY])
     except (ValueError, RecursionError) as error:
@@ -76,79 +74,121 @@ def load(path: Location) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return state, header
 
 
-def load_into(module: nn.Module, path: Location) -> dict[str, Any]:
-    """Fill `module` with the weights at `path` and return the header.
-
-    Every name and shape must agree; where one does not, the error says how the file differs, and `module` is
-    left as it was.
-    """
-    state, header = load(path)
-    difference = _difference(module, state, header)
-    if difference:
-        raise CheckpointError(f"{path} does not fit the network: {difference}")
-    module.load_state_dict(state)
-    return header
-
-
-def restore(path: Location) -> tuple[Network, dict[str, Any]]:
+def restore(path: Location, prefix: str = "") -> tuple[Network, dict[str, Any]]:
     """The network stored at `path`, built from its header alone and filled, and the header.
 
-    It comes in training mode, like any new network.
+    `prefix` is that of the network's tensors in a file that holds more than a network, as a defended model's
+    file does (`classifier.`). The network comes in training mode, like any new one.
     """
-    state, header = load(path)
+    tensors, header = load(path)
+    try:
+        return network_of(header, tensors, prefix), header
+    except CheckpointError as error:
+        raise CheckpointError(f"cannot restore {path}: {error}") from error
+
+
+def network_of(header: Mapping[str, Any], tensors: Mapping[str, Tensor], prefix: str = "") -> Network:
+    """The network that a header describes, filled with those of its file's tensors that begin with `prefix`.
+
+    Names and shapes are compared before anything is allocated, since a header from a stranger can ask for far
+    more than its file holds.
+    """
+    state = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
     try:
         architecture = architecture_in(header)
-        # Compared before anything is allocated: a header can ask for far more than its file holds.
-        difference = _difference(outline(architecture), state, header)
-    except (CheckpointError, ConfigurationError) as error:
-        raise CheckpointError(f"{path} cannot be restored: {error}") from error
-    if difference:
-        raise CheckpointError(f"{path} does not fit its own header: {difference}")
+        found = difference(outline(architecture).state_dict(), state)
+    except ConfigurationError as error:
+        raise CheckpointError(f"the header's architecture cannot be built: {error}") from error
+    if found:
+        raise CheckpointError(f"the tensors do not fit the header's {architecture}: {found}")
     network = construct(architecture, torch.Generator())
     network.load_state_dict(state)
-    return network, header
+    return network
+
+
+def difference(expected: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> str | None:
+    """The first difference in names, shapes or kinds of numbers between two states; None where they fit."""
+    missing, surplus = expected.keys() - state.keys(), state.keys() - expected.keys()
+    if missing or surplus:
+        kind, names = ("missing", missing) if missing else ("unknown", surplus)
+        return f"{kind} {min(names)!r:.120}" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+    for name, tensor in expected.items():
+        if tensor.shape != state[name].shape:
+            return f"expected {name!r} of shape {_size(tensor)}, got {_size(state[name])}"
+        if tensor.is_floating_point() != state[name].is_floating_point():
+            return f"expected {name!r} as {tensor.dtype}, got {state[name].dtype}"
+    return None
+
+
+def describe(module: Network) -> dict[str, Any]:
+    """How `module` was built, in plain values: the header's `architecture`."""
+    plain = asdict(module.architecture)
+    for name in ("mean", "std"):
+        buffer = getattr(module.normalize, name).flatten().cpu()
+        plain[name] = list(plain[name])
+        if not torch.equal(buffer, torch.tensor(plain[name])):
+            # Weights loaded since then brought their own normalization; the buffer is what the network uses.
+            plain[name] = buffer.tolist()
+    return plain
+
+
+def rebuild(header: Mapping[str, Any], generator: torch.Generator | None = None) -> Network:
+    """A network with fresh weights, as the `architecture` of a header describes it."""
+    try:
+        return construct(architecture_in(header), generator)
+    except ConfigurationError as error:
+        raise CheckpointError(f"the header's architecture cannot be built: {error}") from error
+
+
+def architecture_in(header: Mapping[str, Any]) -> Architecture:
+    """The architecture of a header, which may hold anything: the file may come from a stranger."""
+    found = header.get("architecture")
+    expected = [field.name for field in fields(Architecture)]
+    if not isinstance(found, Mapping) or set(found) != set(expected):
+        raise CheckpointError(f"expected a header with an architecture of exactly {', '.join(expected)}")
+    return Architecture(
+        _of_type(found, "name", str, "a string"),
+        _of_type(found, "channels", int, "an integer"),
+        _of_type(found, "side", int, "an integer"),
+        _of_type(found, "classes", int, "an integer"),
+        _numbers(found, "mean"),
+        _numbers(found, "std"),
+    )
+
+
+def _of_type(found: Mapping[str, Any], name: str, accepted: type, words: str) -> Any:
+    value = found[name]
+    if not isinstance(value, accepted) or isinstance(value, bool):
+        raise CheckpointError(f"expected {words} for the architecture's {name}, got {value!r:.80}")
+    return value
+
+
+def _numbers(found: Mapping[str, Any], name: str) -> tuple[float, ...]:
+    values = _of_type(found, name, list, "a list of numbers")
+    if not all(isinstance(value, int | float) and abs(value) < 1e30 for value in values):
+        raise CheckpointError(f"expected a list of numbers for the architecture's {name}, got {values!r:.80}")
+    return tuple(map(float, values))
 
 
 def _refuse_other_formats(path: Path) -> None:
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise CheckpointError(f"cannot read {path}: not a regular file")  # opening a pipe would wait forever
     try:
         with path.open("rb") as file:
             start = file.read(9)
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
     if start[8:] == b"{":
         return
     if start[:4] == b"PK\x03\x04" or start[:1] == b"\x80" or path.suffix in PICKLE_SUFFIXES:
         raise CheckpointError(
-            f"{path} is a pickle or torch.save file; reading one can run code that it carries, so menet "
-            "loads safetensors files only"
+            f"{path} is a pickle or torch.save file, which can run code when loaded; expected a safetensors file"
         )
     raise CheckpointError(f"{path} is not a safetensors file")
 
 
-def _difference(module: nn.Module, state: Mapping[str, Tensor], header: Mapping[str, Any]) -> str | None:
-    """How the state of a file differs from what `module` takes, in a few words; None where it fits."""
-    stored = header.get("architecture")
-    if isinstance(module, Network) and isinstance(stored, Mapping):
-        # Not the side, which most networks are free in, nor the normalisation, which comes with the weights.
-        for field in ("name", "channels", "classes"):
-            mine, theirs = getattr(module.architecture, field), stored.get(field)
-            if mine != theirs:
-                return f"its architecture has {field} = {theirs!r:.80}, the network is {module.architecture}"
-    expected = module.state_dict()
-    missing, surplus = expected.keys() - state.keys(), state.keys() - expected.keys()
-    if missing or surplus:
-        kind, names = ("lacks", missing) if missing else ("has the unknown", surplus)
-        return f"it {kind} {min(names)!r:.120}" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
-    for name, tensor in expected.items():
-        if tensor.shape != state[name].shape:
-            return f"{name!r} is {_size(state[name])} there and {_size(tensor)} in the network"
-        if tensor.is_floating_point() != state[name].is_floating_point():
-            return f"{name!r} is {state[name].dtype} there and {tensor.dtype} in the network"
-    return None
-
-
 def _size(tensor: Tensor) -> str:
-    return "×".join(map(str, tensor.shape)) or "a single number"
+    return "×".join(map(str, tensor.shape)) or "scalar"
 
 
 def _one_line(error: Exception) -> str:

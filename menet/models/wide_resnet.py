@@ -9,9 +9,9 @@ from menet.models.network import Body, average
 
 
 class PreactivationBlock(nn.Module):
-    """Normalise, ReLU, 3×3 convolution, twice, beside a shortcut.
+    """Batch normalization, ReLU, 3×3 convolution, twice, plus a shortcut.
 
-    Where the width changes, the shortcut is a bare 1×1 convolution of the normalised maps.
+    Where the width changes, the shortcut is a bare 1×1 convolution of the normalized maps.
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
@@ -37,7 +37,7 @@ class WideResNet(Body):
         super().__init__()
         count, rest = divmod(depth - 4, 6)
         if rest or count < 1:
-            raise ConfigurationError(f"depth = {depth}: a Wide-ResNet has 4 + 6n layers (10, 16, 22, 28, …)")
+            raise ConfigurationError(f"expected a depth of 4 + 6n layers (10, 16, 22, 28, …), got {depth}")
         self.stem = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
         layers = []
         inputs = 16

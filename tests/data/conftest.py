@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from menet.data.dataset import notice_once
+from menet.data.dataset import warn_once
 
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache folder of the test's own, and notices that were not given yet."""
+    """A cache folder of the test's own, and warnings that were not given yet."""
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
-    notice_once.cache_clear()
+    warn_once.cache_clear()
     return folder
 
 

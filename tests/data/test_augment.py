@@ -66,5 +66,5 @@ def test_nothing_to_do_does_nothing(generator: torch.Generator) -> None:
     flipped = crop_and_flip(images, generator=generator, padding=0)
     assert all(torch.equal(a, b) or torch.equal(a, b.flip(-1)) for a, b in zip(flipped, images, strict=True))
     assert crop_and_flip(images[:0], generator=generator).shape == (0, 3, 8, 8)
-    with pytest.raises(ConfigurationError, match="padding is -1"):
+    with pytest.raises(ConfigurationError, match="padding >= 0, got -1"):
         crop_and_flip(images, generator=generator, padding=-1)

@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 
 from menet.cli import main
-from menet.commands.data_rank import ranks_of
 from menet.data import Dataset, load
+from menet.experiments.measures import ranks_of
 
 
 def plain_rank(image: np.ndarray) -> int:

@@ -58,7 +58,8 @@ def check_whole(dataset: Dataset, intact: Dataset) -> None:
     assert 0 <= dataset.labels.min() <= dataset.labels.max() < len(dataset.classes)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore::UserWarning:PIL")
 @pytest.mark.parametrize("name", FORMATS)
 def test_damage_is_told_or_harmless(name: str, tmp_path: Path, little_memory: None) -> None:

@@ -9,7 +9,8 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
-from menet.data import DataWarning, load
+from menet.data import DataWarning, load, tiny_imagenet
+from menet.data.dataset import order_of
 from menet.data.image_files import ImageFiles
 from menet.errors import ConfigurationError, DataError
 
@@ -24,6 +25,11 @@ def flat(tmp_path: Path) -> Path:
         for count in range(60):
             Image.fromarray(made_files.pixels(count, 8, 8, 3)).save(tmp_path / f"images/{name}/{count}.png")
     return tmp_path / "images"
+
+
+def ordered(folder: Path) -> list[Path]:
+    """The images of a folder in the documented order, by a hash of their relative names."""
+    return sorted(folder.rglob("*.png"), key=lambda path: order_of(path.relative_to(folder).as_posix()))
 
 
 def pictures(folder: Path, split: str) -> set[bytes]:
@@ -56,22 +62,94 @@ def test_a_corrupt_image_is_named(tmp_path: Path) -> None:
         load("folder", "train", base)
 
 
+def test_all_unreadable_files_are_listed_at_once(flat: Path) -> None:
+    """Without a header, truncated in either split, and not an image at all."""
+    broken = sorted((flat / "a").iterdir())[:13]
+    for number, path in enumerate(broken):
+        path.write_bytes(path.read_bytes()[: (0, 60, 100)[number % 3]])
+    for name in (f"folder:{flat}", f"folder:{flat}@16"):
+        with pytest.raises(DataError, match=r"^13 images cannot be read.*; and 3 more$") as caught:
+            load(name, "test")
+        assert sum(str(path) in str(caught.value) for path in broken) == 10
+    for path in broken[:-2]:
+        path.unlink()
+    with pytest.raises(DataError, match=r"^2 images cannot be read") as caught:
+        load(f"folder:{flat}")
+    assert all(str(path) in str(caught.value) for path in broken[-2:])
+
+
 def test_different_sizes_need_a_side_and_name_two_files(tmp_path: Path) -> None:
     base = made_files.folder(tmp_path)
     other = base / "train" / "dog" / "2.png"
     Image.fromarray(made_files.pixels(0, 30, 50, 3)).save(other)
-    with pytest.raises(DataError, match=r"0\.png is 24×20 pixels and .*dog/2\.png is 50×30.*side"):
+    with pytest.raises(DataError, match=r"one size, .*dog/2\.png with 50×30 .*with folder:(\S+)@64") as caught:
         load("folder", "train", base)
-    dataset = load("folder", "train", base, side=16)
+    assert load(str(caught.value).rpartition(" ")[2], "train").images.shape == (12, 3, 64, 64)
+    dataset = load(f"folder:{base}@16", "train")
     assert dataset.images.shape == (12, 3, 16, 16)
     expected = ImageOps.fit(Image.open(other), (16, 16), Image.Resampling.BICUBIC)
-    position = 6 + 2
+    position = ordered(base / "train").index(other)
     assert (dataset.images[position].numpy() == np.asarray(expected).transpose(2, 0, 1)).all()
-    with pytest.raises(ConfigurationError, match="side is 0"):
+    assert torch.equal(load("folder", "train", base, side=16).images[:], dataset.images[:])
+    assert torch.equal(load("folder@16", "train", base).images[:], dataset.images[:])
+    with pytest.raises(ConfigurationError, match="expected a side between 1 and 1024, got 0"):
         load("folder", "train", base, side=0)
+    with pytest.raises(ConfigurationError, match=r"expected one side, got 16 in .* and 32"):
+        load(f"folder:{base}@16", side=32)
 
 
-def test_normalisation_is_that_of_the_training_images(tmp_path: Path) -> None:
+def test_a_folder_whose_name_looks_like_a_side_is_that_folder(tmp_path: Path) -> None:
+    base = made_files.folder(tmp_path).rename(tmp_path / "photos@64")
+    assert load(f"folder:{base}").images.shape[2:] == (20, 24)
+    assert load(f"folder:{base}@16").images.shape[2:] == (16, 16)
+
+
+def test_a_folder_without_its_prefix_is_told_how_to_write_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(made_files.folder(tmp_path).parent)
+    Path("photos").mkdir()
+    with pytest.raises(ConfigurationError, match=r"unknown dataset 'photos'; .* write folder:photos"):
+        load("photos")
+
+
+def test_a_prefix_of_a_class_ordered_folder_holds_several_classes(flat: Path) -> None:
+    for split, count in (("train", 16), ("test", 8)):
+        assert load("folder", split, flat).labels[:count].unique().tolist() == [0, 1]
+
+
+def test_the_order_is_that_of_names_and_not_of_the_file_system(
+    flat: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = load("folder", "train", flat)
+    listed, searched = Path.iterdir, Path.rglob
+    monkeypatch.setattr(Path, "iterdir", lambda self: iter(sorted(listed(self), reverse=True)))
+    monkeypatch.setattr(Path, "rglob", lambda self, name: iter(sorted(searched(self, name), reverse=True)))
+    after = load("folder", "train", flat)
+    assert torch.equal(after.labels, before.labels)
+    assert torch.equal(after.images[:], before.images[:])
+    monkeypatch.undo()
+    moved = load("folder", "train", flat.rename(flat.parent / "elsewhere"))
+    assert torch.equal(moved.images[:], before.images[:]), "the order does not depend on where the folder is"
+
+
+def test_tiny_imagenet_mixes_its_classes_by_name(tmp_path: Path) -> None:
+    base = made_files.tiny_imagenet(tmp_path)
+    names = {}
+    for split in ("train", "test"):
+        images = tiny_imagenet.read(base, split).images
+        assert isinstance(images, ImageFiles)
+        names[split] = [path.name for path in images.paths]
+        assert names[split] == sorted(names[split], key=order_of)
+        assert names[split] != sorted(names[split])
+    annotations = base / "tiny-imagenet-200/val/val_annotations.txt"
+    annotations.write_text("\n".join(reversed(annotations.read_text().splitlines())) + "\n")
+    images = tiny_imagenet.read(base, "test").images
+    assert isinstance(images, ImageFiles)
+    assert [path.name for path in images.paths] == names["test"]
+
+
+def test_normalization_is_that_of_the_training_images(tmp_path: Path) -> None:
     base = made_files.folder(tmp_path)
     images, _ = load("folder", "train", base).batch(slice(None))
     assert torch.allclose(torch.tensor(load("folder", "test", base).mean), images.mean((0, 2, 3)))
@@ -93,7 +171,7 @@ def test_images_are_decoded_once_and_again_when_changed(
         assert torch.equal(load("tiny-imagenet", "test", tmp_path).images, first)
     path = tmp_path / "tiny-imagenet/tiny-imagenet-200/val/images/val_0_1.JPEG"
     Image.fromarray(np.zeros((64, 64, 3), np.uint8)).save(path)
-    assert not load("tiny-imagenet", "test", tmp_path).images[1].any()
+    assert (load("tiny-imagenet", "test", tmp_path).images.flatten(1).any(1)).sum() == 11
     assert len(list(own_cache.rglob("*.u8"))) == 1, "what was made for the former state is removed"
 
 
@@ -111,7 +189,7 @@ def test_without_a_place_for_the_cache_images_stay_files(
 ) -> None:
     (own_cache / "menet").write_text("a file where a folder is needed")
     base = made_files.folder(tmp_path)
-    with pytest.warns(DataWarning, match="decoded anew"):
+    with pytest.warns(DataWarning, match="decoded at each use"):
         dataset = load("folder", "train", base)
     assert isinstance(dataset.images, ImageFiles)
     assert dataset.batch(torch.tensor([3, 1]))[0].shape == (2, 3, 20, 24)

@@ -11,6 +11,22 @@ from menet.models.registry import outline
 every_network = pytest.mark.parametrize("name", NETWORKS)
 
 
+def every_network_but(*slow):
+    """All networks, of which some are left to the slow tests."""
+    marks = dict.fromkeys(slow, pytest.mark.slow)
+    return pytest.mark.parametrize("name", [pytest.param(name, marks=marks.get(name, ())) for name in NETWORKS])
+
+
+# The code of the wider one is that of the narrower one, and its weights take seconds to draw.
+every_built_network = every_network_but("wide-resnet-34-10")
+
+
+class Built(dict):
+    def __missing__(self, name):
+        self[name] = build(name, generator=torch.Generator().manual_seed(0)).eval()
+        return self[name]
+
+
 def images(count=2, channels=3, side=32):
     return torch.rand(count, channels, side, side, generator=torch.Generator().manual_seed(1))
 
@@ -18,7 +34,7 @@ def images(count=2, channels=3, side=32):
 @pytest.fixture(scope="module")
 def networks():
     """One network of each name for 3×32×32, in evaluation mode; tests leave them as they are."""
-    return {name: build(name, generator=torch.Generator().manual_seed(0)).eval() for name in NETWORKS}
+    return Built()
 
 
 @every_network
@@ -41,7 +57,7 @@ def test_any_channels_and_side_compute(name, channels, side):
     assert logits.isfinite().all()
 
 
-@every_network
+@every_built_network
 @torch.no_grad()
 def test_logits_are_the_head_of_the_features(name, networks):
     network = networks[name]
@@ -51,7 +67,7 @@ def test_logits_are_the_head_of_the_features(name, networks):
     assert logits.std() > 0
 
 
-@every_network
+@every_built_network
 def test_gradients_reach_the_image_and_every_weight(name, networks):
     network = networks[name]
     batch = images().requires_grad_()
@@ -62,7 +78,7 @@ def test_gradients_reach_the_image_and_every_weight(name, networks):
     network.zero_grad()
 
 
-@every_network
+@every_built_network
 @torch.no_grad()
 def test_channels_last_computes_the_same(name, networks):
     batch = images()
@@ -74,7 +90,8 @@ def test_channels_last_computes_the_same(name, networks):
     torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
 
 
-@every_network
+# A processor without bfloat16 instructions takes a minute for the large ones.
+@every_network_but("wide-resnet-34-10", "wide-resnet-28-10", "densenet121")
 @torch.no_grad()
 def test_bfloat16_autocast_is_near(name, networks):
     expected = networks[name](images())
@@ -84,7 +101,7 @@ def test_bfloat16_autocast_is_near(name, networks):
     assert (actual.float() - expected).norm() < 0.1 * expected.norm()
 
 
-@every_network
+@every_built_network
 @torch.no_grad()
 def test_state_dict_round_trip(name, networks):
     copy = build(name, generator=torch.Generator().manual_seed(5)).eval()
@@ -93,7 +110,7 @@ def test_state_dict_round_trip(name, networks):
     torch.testing.assert_close(copy(images()), networks[name](images()), rtol=0, atol=0)
 
 
-@every_network
+@every_built_network
 def test_weights_come_from_the_generator_alone(name, networks):
     before = torch.get_rng_state()
     again = build(name, generator=torch.Generator().manual_seed(0))
@@ -114,18 +131,18 @@ def test_without_a_generator_torchs_own_seed_decides(name):
     assert not torch.equal(first.head.weight, second.head.weight)
 
 
-@every_network
+@every_built_network
 @torch.no_grad()
-def test_normalisation_is_the_first_layer(name, networks):
+def test_normalization_is_the_first_layer(name, networks):
     mean, std = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
     network = build(name, mean=mean, std=std)
     state = networks[name].state_dict()
-    network.load_state_dict({k: v for k, v in state.items() if not k.startswith("normalise")}, strict=False)
+    network.load_state_dict({k: v for k, v in state.items() if not k.startswith("normalize")}, strict=False)
     by_hand = (images() - torch.tensor(mean).view(1, 3, 1, 1)) / torch.tensor(std).view(1, 3, 1, 1)
     torch.testing.assert_close(network.eval()(images()), networks[name](by_hand))
 
 
-@every_network
+@every_built_network
 def test_built_like_a_dataset(name):
     dataset = SimpleNamespace(
         images=SimpleNamespace(shape=(10, 1, 28, 28)), classes=("a", "b", "c"), mean=(0.1307,), std=(0.3081,)
@@ -136,4 +153,4 @@ def test_built_like_a_dataset(name):
     assert network.architecture.side == 28
     assert network.architecture.classes == network.head.out_features == 3
     assert network.architecture.mean == (0.1307,)
-    torch.testing.assert_close(network.normalise.std.flatten(), torch.tensor([0.3081]))
+    torch.testing.assert_close(network.normalize.std.flatten(), torch.tensor([0.3081]))

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import pickle
 import struct
 
@@ -75,9 +76,9 @@ def test_rebuild_and_describe_are_inverse(network):
     assert weights.rebuild(header).architecture == network.architecture
 
 
-def test_describe_tells_the_normalisation_that_was_loaded(stored):
+def test_describe_tells_the_normalization_that_was_loaded(stored):
     other = build("small", channels=1, side=28, mean=(0.5,), std=(0.5,))
-    weights.load_into(other, stored)
+    other.load_state_dict(weights.load(stored)[0])
     assert weights.describe(other)["mean"] == pytest.approx([0.1307])
     assert weights.describe(other)["std"] == pytest.approx([0.3081])
 
@@ -92,7 +93,7 @@ def test_channels_last_and_shared_tensors_survive(tmp_path, generator):
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.zero_()
-    weights.load_into(module, tmp_path / "w.safetensors")
+    module.load_state_dict(weights.load(tmp_path / "w.safetensors")[0])
     assert same(module.state_dict(), expected)
     assert module[0].weight.is_contiguous(memory_format=torch.channels_last)
     assert module[1].weight.data_ptr() == module[2].weight.data_ptr()
@@ -129,43 +130,58 @@ def test_a_failed_save_leaves_the_old_file(network, tmp_path):
     for bad in ({"x": object()}, {"x": float("nan")}):
         with pytest.raises(CheckpointError, match="the header cannot be written as JSON"):
             weights.save(path, network, bad)
-    with pytest.raises(CheckpointError, match="'_extra_state' is a dict; only tensors"):
+    with pytest.raises(CheckpointError, match="expected tensors only, got '_extra_state' as dict"):
         weights.save(path, Stateful(), {})
     assert weights.load(path)[1]["dataset"] == "old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["w.safetensors"]
 
 
 @pytest.mark.parametrize(
-    ("other", "words"),
+    ("change", "words"),
     [
-        (lambda: build("lenet", channels=1, side=28), r"name = 'small', the network is lenet \(1×28×28"),
-        (lambda: build("small", side=28), r"channels = 1, the network is small \(3×28×28"),
-        (lambda: build("small", channels=1, classes=100), "classes = 10, the network is small"),
-        (lambda: nn.Linear(2, 2), "it lacks 'bias' and 1 more"),
+        (
+            {"name": "lenet"},
+            r"do not fit the header's lenet \(1×28×28, 10 classes\): missing 'body\.first\.bias'",
+        ),
+        ({"channels": 3, "mean": [0.0] * 3, "std": [1.0] * 3}, r"'normalize\.mean' of shape 3×1×1, got 1×1×1"),
+        ({"classes": 100}, r"expected 'head\.weight' of shape 100×128, got 10×128"),
     ],
 )
-def test_another_architecture_is_named(stored, other, words):
-    module = other()
-    before = {key: value.clone() for key, value in module.state_dict().items()}
-    with pytest.raises(CheckpointError, match=words):
-        weights.load_into(module, stored)
-    assert same(module.state_dict(), before)
+def test_what_does_not_fit_the_header_is_named(network, tmp_path, change, words):
+    text = json.dumps({"architecture": {**weights.describe(network), **change}})
+    save_file(network.state_dict(), tmp_path / "w", metadata={"menet": text})
+    with pytest.raises(CheckpointError, match=f"cannot restore .*{words}"):
+        weights.restore(tmp_path / "w")
 
 
-def test_differences_without_a_header_are_named(tmp_path):
-    path = tmp_path / "w.safetensors"
-    weights.save(path, {"weight": torch.zeros(3, 2), "bias": torch.zeros(2)}, {})
-    with pytest.raises(CheckpointError, match="'weight' is 3×2 there and 2×2 in the network"):
-        weights.load_into(nn.Linear(2, 2), path)
-    weights.save(path, {"weight": torch.zeros(2, 2), "bias": torch.zeros(2).int()}, {})
-    with pytest.raises(CheckpointError, match=r"'bias' is torch\.int32 there and torch\.float32"):
-        weights.load_into(nn.Linear(2, 2), path)
-    with pytest.raises(CheckpointError, match="it has the unknown 'bias'"):
-        weights.load_into(nn.Linear(2, 2, bias=False), path)
-    lenet = build("lenet", channels=1, side=28)
-    weights.save(path, lenet, {})
-    with pytest.raises(CheckpointError, match=r"'body\.hidden\.weight' is 1024×3136 there and 1024×4096"):
-        weights.load_into(build("lenet", channels=1, side=32), path)
+def test_tensors_that_do_not_fit_are_named(network, tmp_path):
+    header = {"architecture": weights.describe(network)}
+    state = network.state_dict()
+    for changed, words in (
+        ({"surplus": torch.zeros(1)}, "unknown 'surplus'"),
+        ({"head.bias": torch.zeros(10).int()}, r"expected 'head\.bias' as torch\.float32, got torch\.int32"),
+        ({"head.bias": torch.zeros(())}, r"expected 'head\.bias' of shape 10, got scalar"),
+    ):
+        weights.save(tmp_path / "w", {**state, **changed}, header)
+        with pytest.raises(CheckpointError, match=words):
+            weights.restore(tmp_path / "w")
+
+
+def test_restore_finds_a_network_behind_a_prefix(network, tmp_path):
+    header = {"architecture": weights.describe(network)}
+    state = {f"classifier.{name}": value for name, value in network.state_dict().items()}
+    weights.save(tmp_path / "w", {**state, "bank": torch.zeros(3)}, header)
+    with pytest.raises(CheckpointError, match="missing 'body"):
+        weights.restore(tmp_path / "w")
+    again, _ = weights.restore(tmp_path / "w", prefix="classifier.")
+    assert same(again.state_dict(), network.state_dict())
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_does_not_hang(tmp_path):
+    os.mkfifo(tmp_path / "w.safetensors")
+    with pytest.raises(CheckpointError, match="not a regular file"):
+        weights.load(tmp_path / "w.safetensors")
 
 
 class Payload:
@@ -190,7 +206,7 @@ def test_pickles_are_refused_and_do_not_run(tmp_path, suffix, protocol):
     path.write_bytes(content)
     # The oldest protocol is plain text without a mark: only its usual names tell it from any other file.
     words = "pickle" if protocol != 0 or suffix in (".pt", ".pth", ".pkl") else "not a safetensors file"
-    for attempt in (weights.load, weights.restore, lambda p: weights.load_into(nn.Linear(1, 1), p)):
+    for attempt in (weights.load, weights.restore):
         with pytest.raises(CheckpointError, match=words):
             attempt(path)
     assert not planted.exists()
@@ -200,16 +216,16 @@ def test_pickles_are_refused_and_do_not_run(tmp_path, suffix, protocol):
 
 def test_what_is_not_a_weights_file_is_refused(tmp_path):
     path = tmp_path / "w.safetensors"
-    with pytest.raises(CheckpointError, match="cannot be read: No such file"):
+    with pytest.raises(CheckpointError, match=r"cannot read .*: No such file"):
         weights.load(path)
-    with pytest.raises(CheckpointError, match="cannot be read: Is a directory"):
+    with pytest.raises(CheckpointError, match=r"cannot read .*: Is a directory"):
         weights.load(tmp_path)
     for content in (b"", b"short", b"hello, this is a text file", b"\x00" * 100):
         path.write_bytes(content)
         with pytest.raises(CheckpointError, match="is not a safetensors file"):
             weights.load(path)
     path.write_bytes(struct.pack("<Q", 2**60) + b"{" * 50)
-    with pytest.raises(CheckpointError, match="damaged or cut short"):
+    with pytest.raises(CheckpointError, match="damaged or truncated"):
         weights.load(path)
     save_file({"x": torch.zeros(1)}, path)
     with pytest.raises(CheckpointError, match="no 'menet' header"):
@@ -234,7 +250,7 @@ def test_what_is_not_a_weights_file_is_refused(tmp_path):
 )
 def test_absurd_sizes_are_refused_before_allocating(tmp_path, tensor):
     path = write(tmp_path / "w", {"__metadata__": {"menet": "{}"}, "x": tensor}, b"\x00" * 4)
-    with pytest.raises(CheckpointError, match="damaged or cut short"):
+    with pytest.raises(CheckpointError, match="damaged or truncated"):
         weights.load(path)
 
 
@@ -262,7 +278,7 @@ def test_a_hostile_header_asks_in_vain(network, tmp_path, change):
 
 def test_a_header_without_an_architecture_cannot_be_restored(tmp_path):
     weights.save(tmp_path / "w", nn.Linear(2, 2), {"dataset": "digits"})
-    with pytest.raises(CheckpointError, match="no architecture with just the fields name, channels"):
+    with pytest.raises(CheckpointError, match="expected a header with an architecture of exactly name, channels"):
         weights.restore(tmp_path / "w")
 
 
@@ -272,10 +288,10 @@ def fuzzed(tmp_path_factory):
     path = tmp_path_factory.mktemp("fuzz") / "w.safetensors"
     module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Linear(4, 3))
     weights.save(path, module, RECIPE)
-    return path, path.read_bytes(), module
+    return path, path.read_bytes()
 
 
-def attempt(path, content, module):
+def attempt(path, content):
     """Load damaged content: the project's own error, or tensors that hold as many bytes as the file says."""
     path.write_bytes(content)
     message = ""
@@ -290,39 +306,33 @@ def attempt(path, content, module):
     assert isinstance(header, dict)
     length = 8 + struct.unpack("<Q", content[:8])[0]
     assert sum(tensor.nbytes for tensor in state.values()) == len(content) - length
-    shapes = {key: value.shape for key, value in module.state_dict().items()}
-    try:
-        weights.load_into(module, path)
-    except CheckpointError:
-        return True
-    assert {key: value.shape for key, value in state.items()} == shapes
     return True
 
 
 def test_every_truncation_is_refused(fuzzed):
-    path, content, module = fuzzed
+    path, content = fuzzed
     for length in range(len(content)):
-        assert not attempt(path, content[:length], module), length
-    assert not attempt(path, content + b"\x00", module)
+        assert not attempt(path, content[:length]), length
+    assert not attempt(path, content + b"\x00")
 
 
 @settings(max_examples=500, deadline=None, database=None, derandomize=True)
 @given(data=st.data())
-def test_byte_flips_end_in_the_projects_error_or_in_the_right_shapes(fuzzed, data):
-    path, content, module = fuzzed
+def test_byte_flips_end_in_the_projects_error_or_in_the_right_bytes(fuzzed, data):
+    path, content = fuzzed
     damaged = bytearray(content)
     positions = st.integers(0, len(content) - 1)
     for position in data.draw(st.lists(positions, min_size=1, max_size=4)):
         damaged[position] = data.draw(st.integers(0, 255))
-    attempt(path, bytes(damaged), module)
+    attempt(path, bytes(damaged))
 
 
 def test_every_byte_of_the_frame_and_header_flipped(fuzzed):
-    path, content, module = fuzzed
+    path, content = fuzzed
     end = 8 + struct.unpack("<Q", content[:8])[0]
     loaded = 0
     for position in range(end):
         damaged = bytearray(content)
         damaged[position] ^= 1 << (position % 8)
-        loaded += attempt(path, bytes(damaged), module)
+        loaded += attempt(path, bytes(damaged))
     assert 0 < loaded < end

@@ -1,8 +1,8 @@
-"""Reading a pickle that holds plain arrays and containers, without an unpickler.
+"""Reading a pickle of plain arrays and containers without an unpickler.
 
-`pickle.load` runs whatever a file asks it to run, and even a restricted one can be made to reserve any amount
-of memory. Here the opcodes are only parsed (`pickletools`) and a small interpreter builds numbers, strings,
-lists, tuples, dictionaries and numpy arrays of plain numbers. No object named by the file is ever called.
+`pickle.load` runs whatever code a file names, and even a restricted one can be made to allocate any amount of
+memory. Here the opcodes are only parsed (`pickletools`), and a small interpreter builds numbers, strings, lists,
+tuples, dictionaries and numpy arrays of plain numbers. No object named by the file is ever called.
 """
 
 import io
@@ -17,8 +17,8 @@ import numpy as np
 
 from menet.errors import DataError
 
-MAXIMUM_BYTES = 512 << 20
-MAXIMUM_DEPTH = 20
+MAX_BYTES = 512 << 20
+MAX_DEPTH = 20
 PLAIN_DTYPE = re.compile(r"[<>|=]?([iu][1248]|f[248]|b1)")
 # numpy moved these between its versions; the names are all that is ever used of them.
 NUMPY = r"numpy(\._?core)?\.(multiarray|numeric)"
@@ -47,7 +47,7 @@ MARK = object()
 
 @dataclass
 class Name:
-    """A name the file may use, standing for nothing that could be called."""
+    """A name the file may use; it stands for nothing that could be called."""
 
     kind: str
 
@@ -67,18 +67,18 @@ class Array:
 
 
 def read_plain_pickle(path: Path) -> object:
-    """The object in a pickle of plain containers and arrays; anything else is refused with a `DataError`."""
+    """The object in a pickle of plain containers and arrays; a `DataError` for anything else."""
     try:
         size = path.stat().st_size
-        if size > MAXIMUM_BYTES:
-            raise DataError(f"{path} has {size} bytes; at most {MAXIMUM_BYTES} are read")
+        if size > MAX_BYTES:
+            raise DataError(f"expected at most {MAX_BYTES} bytes in {path}, got {size}")
         content = path.read_bytes()
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
     try:
         return _Finisher(len(content)).finished(_Interpreter().run(content))
     except Refused as error:
-        raise DataError(f"{path} is refused: it {error}, and only plain arrays are read") from error
+        raise DataError(f"refused to read {path}: it {error}; expected plain arrays only") from error
     # What pickletools and the interpreter raise on broken opcodes, missing operands and wrong kinds of them.
     except (
         ValueError,
@@ -208,7 +208,7 @@ class _Interpreter:
             raw, dtype, shape, order = arguments
             self.stack.append(Array(_array(raw, dtype, shape, _text(order) == "F")))
         else:
-            raise Refused(f"uses {kind} on something else than plain numbers")
+            raise Refused(f"applies {kind} to something other than plain numbers")
 
     def _build(self, _: object) -> None:
         state, target = _exactly(self.stack.pop(), tuple), self.stack[-1]
@@ -234,9 +234,9 @@ def _array(raw: Any, dtype: Any, shape: Any, fortran: bool) -> np.ndarray:
 
 
 class _Finisher:
-    """Replaces what stood for arrays by the arrays, visiting no more objects than the file has bytes.
+    """Replaces the placeholders of arrays by the arrays, visiting no more objects than the file has bytes.
 
-    Without that bound a few lists that hold each other many times would unfold without end.
+    Without that bound a few lists that contain each other many times would expand exponentially.
     """
 
     def __init__(self, budget: int) -> None:
@@ -244,8 +244,8 @@ class _Finisher:
 
     def finished(self, value: Any, depth: int = 0) -> Any:
         self.budget -= 1
-        if self.budget < 0 or depth > MAXIMUM_DEPTH:
-            raise Refused("nests or shares containers beyond reason")
+        if self.budget < 0 or depth > MAX_DEPTH:
+            raise Refused("nests or repeats containers without bound")
         if isinstance(value, Array):
             return _exactly(value.value, np.ndarray)
         if isinstance(value, dict):
@@ -258,7 +258,7 @@ class _Finisher:
 
 
 def _pairs(items: list[Any]) -> dict[str, Any]:
-    # Keys are text and nothing else: hashing a tuple of tuples of tuples can take for ever.
+    # Keys are strings only: hashing a deeply nested tuple can take forever.
     return {_text(key): value for key, value in zip(items[::2], items[1::2], strict=True)}
 
 

@@ -1,4 +1,4 @@
-"""Numeric arrays from a MATLAB 5 `.mat` file, read without believing its headers.
+"""Numeric arrays from a MATLAB 5 `.mat` file, read without trusting its headers.
 
 Only what SVHN's files are made of is read: real, dense, numeric arrays at the top level, compressed or not.
 All else in a file is skipped or refused. A claimed size is compared with what the file can hold before
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from menet.data.inflate import ZLIB, Inflater
+from menet.data.archives import ZLIB, Inflater
 from menet.errors import DataError
 
 HEADER_BYTES = 128
@@ -22,9 +22,9 @@ INT32, UINT32, INT8 = 5, 6, 1
 STORED = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
 NUMERIC_CLASSES = range(6, 16)
 COMPLEX = 0x0800
-MAXIMUM_DIMENSIONS = 8
+MAX_DIMENSIONS = 8
 # SVHN's training images are 225 MB, its extra images 1.6 GB.
-MAXIMUM_BYTES = 2 << 30
+MAX_BYTES = 2 << 30
 
 
 @dataclass
@@ -39,7 +39,7 @@ class _Plain:
 
     def read(self, count: int) -> memoryview:
         if not self.can_hold(count):
-            raise DataError(f"{self.path} ends in the middle of an array")
+            raise DataError(f"{self.path} is truncated in the middle of an array")
         piece, self.view = self.view[:count], self.view[count:]
         return piece
 
@@ -50,7 +50,7 @@ def read_mat(path: Path, wanted: tuple[str, ...]) -> dict[str, np.ndarray]:
         with path.open("rb") as file:
             content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
+        raise DataError(f"cannot read {path}: {error}") from error
     order = {b"IM": "<", b"MI": ">"}.get(bytes(content[126:128]))
     if len(content) < HEADER_BYTES or order is None or bytes(content[124:126]) not in (b"\x00\x01", b"\x01\x00"):
         raise DataError(f"{path} is not a MATLAB 5 file")
@@ -59,7 +59,7 @@ def read_mat(path: Path, wanted: tuple[str, ...]) -> dict[str, np.ndarray]:
     while at + 8 <= len(content):
         kind, size = struct.unpack(f"{order}II", content[at : at + 8])
         if size > len(content) - at - 8:
-            raise DataError(f"{path} claims an element of {size} bytes, more than the file has left")
+            raise DataError(f"{path} is damaged: an element claims {size} bytes, more than the file has left")
         body = content[at + 8 : at + 8 + size]
         at += 8 + size
         stream: _Plain | Inflater = _Plain(body, path)
@@ -71,7 +71,7 @@ def read_mat(path: Path, wanted: tuple[str, ...]) -> dict[str, np.ndarray]:
             found.update([named] if named else [])
     missing = [name for name in wanted if name not in found]
     if missing:
-        raise DataError(f"{path} holds no numeric array {missing[0]!r}")
+        raise DataError(f"expected a numeric array {missing[0]!r} in {path}, got none")
     return found
 
 
@@ -80,30 +80,30 @@ def _matrix(
 ) -> tuple[str, np.ndarray] | None:
     kind, flags = _small(stream, order, path, limit=8)
     if kind != UINT32 or len(flags) != 8:
-        raise DataError(f"{path} holds an array without flags")
+        raise DataError(f"{path} is damaged: an array without flags")
     (flag_word,) = struct.unpack(f"{order}I", flags[:4])
-    kind, packed = _small(stream, order, path, limit=4 * MAXIMUM_DIMENSIONS)
+    kind, packed = _small(stream, order, path, limit=4 * MAX_DIMENSIONS)
     if kind != INT32 or len(packed) % 4:
-        raise DataError(f"{path} holds an array without dimensions")
+        raise DataError(f"{path} is damaged: an array without dimensions")
     shape = struct.unpack(f"{order}{len(packed) // 4}i", packed)
     kind, raw_name = _small(stream, order, path, limit=64)
     name = raw_name.decode("latin-1")
     if kind != INT8 or name not in wanted:
         return None
     if flag_word & 0xFF not in NUMERIC_CLASSES or flag_word & COMPLEX:
-        raise DataError(f"{path} holds {name!r} as something else than real numbers")
+        raise DataError(f"expected {name!r} in {path} to hold real numbers")
     return name, _numbers(stream, order, path, shape)
 
 
 def _numbers(stream: _Plain | Inflater, order: str, path: Path, shape: tuple[int, ...]) -> np.ndarray:
     kind, size, inline = _tag(stream, order, path)
     if kind not in STORED:
-        raise DataError(f"{path} holds an array of an unknown kind of number ({kind})")
+        raise DataError(f"{path} is damaged: unknown number format {kind}")
     dtype = np.dtype(f"{order}{STORED[kind]}")
     claimed = math.prod(shape) * dtype.itemsize
-    if min(shape, default=0) < 1 or claimed != size or size > MAXIMUM_BYTES or not stream.can_hold(size):
+    if min(shape, default=0) < 1 or claimed != size or size > MAX_BYTES or not stream.can_hold(size):
         claim = "×".join(map(str, shape))
-        raise DataError(f"{path} claims an array of {claim} in {size} bytes, which it cannot hold")
+        raise DataError(f"{path} is damaged: it cannot hold the {claim} values in {size} bytes it claims")
     content = inline if inline is not None else stream.read(size)
     return np.frombuffer(content, dtype).reshape(shape, order="F")
 
@@ -111,7 +111,7 @@ def _numbers(stream: _Plain | Inflater, order: str, path: Path, shape: tuple[int
 def _small(stream: _Plain | Inflater, order: str, path: Path, limit: int) -> tuple[int, bytes]:
     kind, size, inline = _tag(stream, order, path)
     if size > limit:
-        raise DataError(f"{path} claims {size} bytes where at most {limit} belong")
+        raise DataError(f"{path} is damaged: expected at most {limit} bytes, its header claims {size}")
     return kind, inline if inline is not None else bytes(stream.read(size + -size % 8))[:size]
 
 
@@ -121,6 +121,6 @@ def _tag(stream: _Plain | Inflater, order: str, path: Path) -> tuple[int, int, b
     if word >> 16:
         # The short form: size and kind share a word, and up to four bytes of content follow at once.
         if word >> 16 > 4:
-            raise DataError(f"{path} holds a short element of {word >> 16} bytes")
+            raise DataError(f"{path} is damaged: a short element of {word >> 16} bytes")
         return word & 0xFFFF, word >> 16, first[4 : 4 + (word >> 16)]
     return word, size, None
