@@ -1,4 +1,7 @@
-"""The command line: `menet COMMAND …`, generated from the dataclasses in `menet.commands`."""
+"""The command line: `menet COMMAND …`, generated from the dataclasses in `menet.commands`.
+
+Nothing heavy is imported before a command runs: `menet --help` and `menet COMMAND --help` do without torch.
+"""
 
 import difflib
 import importlib
@@ -12,37 +15,82 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 
 from menet.errors import MenetError
 
+RESUME = "rerun the same command to resume"
+NOTHING = "nothing was written"
+
 
 class Command(NamedTuple):
-    """Where a command lives, and its line in the list. The module is imported only when it is called."""
+    """Where a command lives, its line in the overview, and what is left when it is interrupted."""
 
     target: str
     summary: str
+    interrupted: str
 
 
 COMMANDS = {
-    "demo": Command("menet.commands.demo:Demo", "the main job, on embedded real images"),
-    "reconstruct": Command("menet.commands.reconstruct:Reconstruct", "mask image files and estimate them back"),
-    "prepare": Command("menet.commands.prepare:Prepare", "write a training set of estimates, as the paper does"),
-    "train": Command("menet.commands.train:Train", "train a network, with or without a defense"),
-    "evaluate": Command("menet.commands.evaluate:Evaluate", "attack a model, score it on fresh masks, keep rows"),
-    "audit": Command("menet.commands.audit:Audit", "check a robustness number as a careful reviewer would"),
-    "certify": Command("menet.commands.certify:Certify", "how many pixels cannot turn the vote over masks"),
-    "report": Command("menet.commands.report:Report", "tables and figures of a folder of records, in one page"),
-    "reproduce": Command("menet.commands.reproduce:Reproduce", "the paper's tables and figures, measured anew"),
-    "data list": Command("menet.commands.data_list:DataList", "which datasets there are, and which are here"),
-    "data fetch": Command("menet.commands.data_get:DataFetch", "download a dataset from its publisher"),
-    "data import": Command("menet.commands.data_get:DataImport", "take a dataset from files you have"),
-    "data verify": Command("menet.commands.data_verify:DataVerify", "compare it with the publisher's checksums"),
-    "data rank": Command("menet.commands.data_rank:DataRank", "how low the rank of its images is (figure 1)"),
+    "demo": Command(
+        "menet.commands.demo:Demo",
+        "train, attack, certify and report on embedded real images",
+        f"finished networks and attacks are kept; {RESUME}",
+    ),
+    "reconstruct": Command(
+        "menet.commands.reconstruct:Reconstruct", "mask image files and estimate them back", NOTHING
+    ),
+    "prepare": Command(
+        "menet.commands.prepare:Prepare",
+        "write a training set of estimates, as the paper does",
+        f"finished shards are kept; {RESUME}",
+    ),
+    "train": Command(
+        "menet.commands.train:Train",
+        "train a network, with or without a defense",
+        f"the last checkpoint is kept; {RESUME}",
+    ),
+    "evaluate": Command(
+        "menet.commands.evaluate:Evaluate",
+        "attack a model and score it on fresh random draws",
+        f"the records of finished batches are kept; {RESUME}",
+    ),
+    "audit": Command(
+        "menet.commands.audit:Audit", "check a robustness claim as a careful reviewer would", NOTHING
+    ),
+    "certify": Command(
+        "menet.commands.certify:Certify",
+        "certified accuracy against perturbed pixels",
+        f"the records of finished batches are kept; {RESUME}",
+    ),
+    "report": Command("menet.commands.report:Report", "tables and figures of records, in one page", NOTHING),
+    "reproduce": Command(
+        "menet.commands.reproduce:Reproduce",
+        "the paper's tables and figures, measured again",
+        f"finished jobs and checkpoints of unfinished ones are kept; {RESUME}",
+    ),
+    "data list": Command("menet.commands.data:DataList", "list the datasets, and which are here", NOTHING),
+    "data fetch": Command(
+        "menet.commands.data:DataFetch",
+        "download a dataset from its publisher",
+        f"what is downloaded is kept; {RESUME}",
+    ),
+    "data import": Command(
+        "menet.commands.data:DataImport", "import a dataset from files you have", "nothing was replaced"
+    ),
+    "data verify": Command(
+        "menet.commands.data:DataVerify", "compare a dataset with its publisher's checksums", NOTHING
+    ),
+    "data rank": Command(
+        "menet.commands.data_rank:DataRank", "approximate rank of a dataset's images (figure 1)", NOTHING
+    ),
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0 done, 1 a check failed, 2 bad use or bad input."""
+    """Run one command and return its exit code.
+
+    0: done, 1: a check failed, 2: invalid usage or input, 130: interrupted.
+    """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(_overview())
+        print(_overview(COMMANDS))
         return 0
     if arguments[0] in ("-V", "--version"):
         from menet import __version__
@@ -51,38 +99,54 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     name, rest = _longest_command(arguments)
     if name is None:
-        close = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
-        hint = f"did you mean `menet {close[0]}`?" if close else "`menet --help` lists the commands."
-        print(f"menet: there is no command {arguments[0]!r}; {hint}", file=sys.stderr)
-        return 2
-    import tyro
-
-    module, attribute = COMMANDS[name].target.split(":")
-    command_type = getattr(importlib.import_module(module), attribute)
+        return _unknown(arguments)
     try:
         with _plain_warnings(name):
-            _name_optional_values(command_type)
-            command = tyro.cli(
-                command_type, prog=f"menet {name}", args=rest, description=inspect.getdoc(command_type)
-            )
-            return int(command() or 0)
+            return int(_parsed(name, rest)() or 0)
     except MenetError as error:
         print(f"menet {name}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"\nmenet {name}: interrupted", file=sys.stderr)
+        print(f"\nmenet {name}: interrupted; {COMMANDS[name].interrupted}", file=sys.stderr)
         return 130
 
 
+def _parsed(name: str, arguments: list[str]) -> Any:
+    """The command `name` with its options; exits after showing help or an error of usage."""
+    import tyro
+
+    module, attribute = COMMANDS[name].target.split(":")
+    command_type = getattr(importlib.import_module(module), attribute)
+    _name_optional_values(command_type)
+    return tyro.cli(command_type, prog=f"menet {name}", args=arguments, description=inspect.getdoc(command_type))
+
+
+def _unknown(arguments: list[str]) -> int:
+    """Say which command may be meant; a group such as `data` lists its own commands."""
+    group = {name: command for name, command in COMMANDS.items() if name.startswith(f"{arguments[0]} ")}
+    names = [name.removeprefix(f"{arguments[0]} ") for name in group]
+    if group and arguments[1:2] in (["-h"], ["--help"]):
+        print(_overview(group))
+        return 0
+    if group:
+        got = f"got {arguments[1]!r}" if arguments[1:] else "got none"
+        print(f"menet {arguments[0]}: expected one of {', '.join(names)}, {got}", file=sys.stderr)
+        return 2
+    close = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
+    hint = f"did you mean `menet {close[0]}`?" if close else "`menet --help` lists the commands"
+    print(f"menet: unknown command {arguments[0]!r}; {hint}", file=sys.stderr)
+    return 2
+
+
 def _name_optional_values(command_type: type) -> None:
-    """In the help, let an option that may be left out say what it takes: FLOAT, and not {None}|FLOAT."""
+    """In help, show what an optional option takes: FLOAT, not {None}|FLOAT."""
     import tyro
 
     hints = get_type_hints(command_type, include_extras=True)
     for name, hint in hints.items():
         kinds = [kind for kind in get_args(hint) if kind is not type(None)]
         if get_origin(hint) in (Union, UnionType) and len(kinds) == 1 and len(get_args(hint)) == 2:
-            # A default of None is told in words, in the text of the option.
+            # The help text says what a default of None means.
             hint_of_default = "" if getattr(command_type, name, "") is None else None
             named = tyro.conf.arg(metavar=_value_name(kinds[0]), help_behavior_hint=hint_of_default)
             command_type.__annotations__[name] = Annotated[hint, named]
@@ -100,7 +164,7 @@ def _value_name(kind: Any) -> str:
 
 @contextmanager
 def _plain_warnings(name: str) -> Iterator[None]:
-    """Show the project's own warnings as one line, without the place in the code they came from."""
+    """Show warnings of this package as one line, without their place in the code."""
     usual = warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **options: Any) -> None:
@@ -115,7 +179,7 @@ def _plain_warnings(name: str) -> Iterator[None]:
 
 
 def _longest_command(arguments: list[str]) -> tuple[str | None, list[str]]:
-    # `data fetch` is one command; it is looked up before `data`.
+    # `data fetch` is one command, so two words are tried before one.
     for words in (2, 1):
         name = " ".join(arguments[:words])
         if name in COMMANDS:
@@ -123,12 +187,12 @@ def _longest_command(arguments: list[str]) -> tuple[str | None, list[str]]:
     return None, arguments
 
 
-def _overview() -> str:
-    width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
+def _overview(commands: dict[str, Command]) -> str:
+    width = max(map(len, commands))
+    lines = [f"  {name:<{width}}  {command.summary}" for name, command in commands.items()]
     return "\n".join(
         [
-            "menet: defend image classifiers with matrix estimation, and measure how well that works.",
+            "menet: defend image classifiers with matrix estimation, and measure how robust they are.",
             "",
             "usage: menet COMMAND [OPTIONS]      `menet COMMAND --help` explains one command",
             "",

@@ -1,39 +1,39 @@
-"""What can go wrong in a way the user can mend."""
+"""Errors that the user can fix; each message is one sentence that says how."""
 
 import importlib
 from typing import Any
 
 
 class MenetError(Exception):
-    """An error whose message is one sentence for the user; the command line prints it and exits with 2."""
+    """Base of all errors of this package; the command line prints the message and exits with code 2."""
 
 
 class DataError(MenetError):
-    """A dataset, image file or download that is absent, damaged or not what it claims to be."""
+    """A dataset, image file or download that is missing, damaged or of the wrong kind."""
 
 
 class CheckpointError(MenetError):
-    """Weights or a checkpoint that cannot be read, or belong to something else."""
+    """Weights or a checkpoint that cannot be read or belong to another model or run."""
 
 
 class ConfigurationError(MenetError, ValueError):
-    """A setting that cannot work; the message names the field, its value and what is accepted."""
+    """An invalid setting: `expected epsilon >= 0, got -1`, or an unknown name with the choices."""
 
 
 class AttackError(MenetError):
-    """An attack that cannot go on; the message names the example."""
+    """An attack that cannot continue; the message names the example."""
 
 
 class TrainingError(MenetError):
-    """Training that cannot go on; the message says at which epoch and step."""
+    """Training that cannot continue; the message says at which epoch and step."""
 
 
 class RecordError(MenetError):
-    """A record file that is damaged or belongs to another evaluation."""
+    """Records that are damaged or belong to another evaluation."""
 
 
 def require(module: str, extra: str) -> Any:
-    """Import a package that only some installations have; without it, say which extra brings it."""
+    """Import and return an optional package; if it is missing, the error names the extra that installs it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

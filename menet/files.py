@@ -1,4 +1,4 @@
-"""Writing files so that a reader, or the next run, never sees half of one."""
+"""Atomic writes, locks and checksums of files."""
 
 import hashlib
 import os
@@ -17,9 +17,9 @@ except ImportError:  # Windows
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; on success it is flushed to disk and renamed into place.
+    """Yield a temporary path beside `path`; on success it is flushed to disk and renamed to `path`.
 
-    On any error the temporary file is removed and what stood at `path` is untouched.
+    On any error the temporary file is removed and `path` is left as it was.
     """
     final = Path(path)
     final.parent.mkdir(parents=True, exist_ok=True)
@@ -28,7 +28,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     temporary = Path(name)
     try:
         yield temporary
-        # mkstemp makes private files; what we publish follows the user's umask like any other file.
+        # mkstemp makes private files; the final one follows the user's umask like any other.
         umask = os.umask(0)
         os.umask(umask)
         temporary.chmod(0o666 & ~umask)
@@ -42,16 +42,16 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def write_atomically(path: str | os.PathLike[str], content: bytes | str) -> None:
-    """Write `content` to `path`, wholly or not at all."""
+    """Write `content` to `path`, entirely or not at all."""
     with replacing(path) as temporary:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 @contextmanager
-def held(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Hold a folder for this process alone; an error if another one holds it.
+def locked(folder: str | os.PathLike[str]) -> Iterator[None]:
+    """Lock a folder inside a `with` block; an error if another process has locked it.
 
-    It ends with the process, however that ends. Where the system has no such locks nothing is held.
+    The lock ends with the process, however it ends. Systems without file locks (Windows) lock nothing.
     """
     path = Path(folder) / ".lock"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -61,21 +61,21 @@ def held(folder: str | os.PathLike[str]) -> Iterator[None]:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise MenetError(
-                    f"another process is at work in {folder}; wait for it, or choose another folder"
+                    f"another process is at work in {folder}; wait until it ends, or choose another folder"
                 ) from None
             except OSError:
-                pass  # some network file systems refuse locks; the folder is then the user's to watch
+                pass  # some network file systems refuse locks; the user must then keep processes apart
         yield
 
 
 def sha256(path: str | os.PathLike[str]) -> str:
-    """The SHA-256 of a file's content, in hexadecimal."""
+    """The SHA-256 checksum of a file, in hexadecimal."""
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _sync_folder(folder: Path) -> None:
-    # Without this a rename may be lost in a power cut. Windows cannot open folders; there is no remedy there.
+    # Without this a rename may be lost in a power cut. Windows cannot open folders.
     try:
         handle = os.open(folder, os.O_RDONLY)
     except OSError:

@@ -1,4 +1,4 @@
-"""Progress of long work: a live bar on a terminal, a plain line now and then elsewhere."""
+"""Progress of long work: a live bar in a terminal, otherwise a plain line every ten seconds."""
 
 import sys
 import time
@@ -15,7 +15,7 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 class Reporter:
-    """What the work calls: `advance(n, loss=…, accuracy=…)`. Numbers given are shown after the bar."""
+    """Shows progress: `advance(n, loss=…, accuracy=…)`; the given numbers are shown after the bar."""
 
     def __init__(self, description: str, total: float | None, stream: TextIO) -> None:
         self.description, self.total, self.stream = description, total, stream
@@ -48,7 +48,7 @@ class _Bar(Reporter):
 
 @contextmanager
 def reporting(description: str, total: float | None = None, stream: TextIO | None = None) -> Iterator[Reporter]:
-    """A `Reporter` for the length of a `with` block, on standard error unless told otherwise."""
+    """A `Reporter` inside a `with` block, on standard error by default."""
     stream = stream or sys.stderr
     if not stream.isatty():
         yield Reporter(description, total, stream)
@@ -65,7 +65,7 @@ def reporting(description: str, total: float | None = None, stream: TextIO | Non
 
 
 def track(items: Iterable[T], description: str, total: float | None = None) -> Iterator[T]:
-    """Iterate over `items` while showing how far it is."""
+    """Iterate over `items` and show the progress."""
     if total is None and isinstance(items, Sized):
         total = len(items)
     with reporting(description, total) as reporter:

@@ -1,134 +1,108 @@
-"""`menet audit`: what a careful reviewer would check before believing a robustness number."""
+"""`menet audit`: what a careful reviewer would check before believing a robustness claim."""
 
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
 
-import torch
-import tyro
-from rich.console import Console
-from rich.table import Table
-
-from menet.attacks import ThreatModel
-from menet.attacks.threat import Norm
-from menet.commands.subjects import dataset_of, default_folder, device_of, epsilon_of, model_of
-from menet.evaluation import AuditSettings, Finding, audit, description
-from menet.evaluation.audit import failed
-from menet.files import write_atomically
-
-COLOURS = {"pass": "green", "warn": "yellow", "fail": "red"}
+from menet.commands.choices import Data, Device, Epsilon, MaxBatch, Norm, Root, Run, Seed, Side, Split
 
 
 @dataclass(frozen=True)
 class Audit:
-    """Check a classifier as a careful reviewer would: sweeps, gradients, noise, black box, masks, generators.
+    """Check a classifier as a careful reviewer would: sweeps, gradients, noise, black-box attacks, randomness.
 
-    For a run of `menet train`, or for any model of yours: `menet audit package.module:factory --data FOLDER`
+    Takes a run of `menet train`, or any model of yours: `menet audit package.module:factory --data FOLDER`
     imports the module (the current folder is searched too) and calls the factory, which returns an
-    `nn.Module` from images in [0,1] to logits. The exit code is 1 when a check fails.
+    `nn.Module` from images in [0,1] to logits. The exit code is 1 if a check fails.
     """
 
-    target: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """A run folder or weights file of `menet train`, or package.module:factory."""
+    target: Run
 
-    data: str | None = None
-    """digits, mnist, cifar10, svhn, tiny-imagenet or a folder of images; by default that of the training."""
+    data: Data = None
 
-    split: str = "test"
-    """train or test."""
+    split: Split = "test"
 
-    root: Path | None = None
-    """Folder that holds the datasets; `MENET_DATA` or the user's cache folder unless given."""
+    root: Root = None
 
-    side: int | None = None
-    """Scale and crop a folder's images to this size."""
+    side: Side = None
 
-    epsilon: str | None = None
-    """Size of the change an adversary may make, in pixels of [0,1]; as in the paper, 0.3 for digits and mnist
-    and 8/255 for others, if not given."""
+    epsilon: Epsilon = None
 
     norm: Norm = "linf"
-    """The norm it is measured in."""
+    """Norm of the perturbation."""
 
     examples: int = 100
-    """How many examples to use, from the start."""
+    """Number of examples, from the first one on."""
 
     steps: int = 40
     """Steps of the audited attack."""
 
     eot: int = 20
-    """Draws behind each of its gradients."""
+    """Random draws of the defense averaged in each of its gradients (EOT)."""
 
-    masks: int = 50
-    """Fresh masks behind each accuracy."""
+    draws: int = 50
+    """Fresh random draws that each image is scored on."""
 
     quick: bool = False
-    """A tenth of the work: enough to see faults, too little to publish."""
+    """A tenth of the work: enough to find faults, too little to publish."""
 
-    rows: int = 512
-    """Most images in one forward pass: less memory when smaller."""
+    max_batch: MaxBatch = 512
 
-    seed: int = 0
-    """All randomness comes from it."""
+    seed: Seed = 0
 
-    device: str = "cpu"
-    """cpu, cuda, …"""
+    device: Device = "cpu"
 
     out: Path | None = None
-    """File for the findings; RUN/audit.json if not given."""
+    """File for the findings. Default: RUN/audit.json."""
 
     def __call__(self) -> int:
+        import torch
+
+        from menet.attacks import ThreatModel
+        from menet.commands.loading import (
+            check_model,
+            dataset_of,
+            default_folder,
+            device_of,
+            epsilon_of,
+            model_of,
+        )
+        from menet.evaluation import AuditSettings, audit, provenance
+        from menet.evaluation.audit import failed
+        from menet.files import write_atomically
+        from menet.report.tables import audit_table
+
+        device = device_of(self.device)
         model, source = model_of(self.target)
         dataset = dataset_of(self.data, self.target, self.split, self.root, self.side)
-        device = device_of(self.device)
-        threat = ThreatModel(self.norm, epsilon_of(self.epsilon, dataset.name))
-        settings = AuditSettings(threat, steps=self.steps, eot=self.eot, masks=self.masks, rows=self.rows)
+        threat = ThreatModel(self.norm, epsilon_of(self.epsilon, dataset.name, self.norm))
+        settings = AuditSettings(
+            threat, steps=self.steps, eot=self.eot, draws=self.draws, max_batch=self.max_batch
+        )
         settings = settings.quick() if self.quick else settings
         count = min(self.examples, 40) if self.quick else self.examples
         images, labels = dataset.batch(slice(0, count))
+        check_model(model.to(device), dataset, device)
         findings = audit(
-            model.to(device),
+            model,
             images.to(device),
             labels.to(device),
             settings,
             torch.Generator().manual_seed(self.seed),
         )
+        rows = [provenance.plain(asdict(finding)) for finding in findings]
         content = {
             "format": "menet.audit/1",
-            "model": description.of_model(model),
-            "dataset": description.of_dataset(dataset),
+            "model": provenance.of_model(model),
+            "dataset": provenance.of_dataset(dataset),
             "examples": len(images),
-            "settings": description.plain(settings),
+            "settings": provenance.plain(settings),
             "seed": self.seed,
-            "made": {"source": source, **description.of_machine(device)},
-            "findings": [description.plain(asdict(finding)) for finding in findings],
+            "made": {"source": source, **provenance.of_machine(device)},
+            "findings": rows,
         }
         file = self.out or default_folder(self.target, "audit.json")
         write_atomically(file, json.dumps(content, indent=1))
-        show(findings)
+        audit_table(rows).print()
         print(f"findings: {file}")
         return int(failed(findings))
-
-
-def show(findings: list[Finding]) -> None:
-    """Print the findings as a table."""
-    table = Table(show_lines=True)
-    table.add_column("check", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    table.add_column("what it means")
-    for finding in findings:
-        colour = COLOURS[finding.status]
-        numbers = "\n".join(f"[dim]{name}: {_words(value)}[/dim]" for name, value in finding.numbers.items())
-        table.add_row(
-            finding.name,
-            f"[{colour}]{finding.status}[/{colour}]",
-            finding.meaning + ("\n" + numbers if numbers else ""),
-        )
-    Console().print(table)
-
-
-def _words(value: Any) -> str:
-    if isinstance(value, list):
-        return ", ".join(map(_words, value)) or "none"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

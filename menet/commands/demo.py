@@ -1,4 +1,4 @@
-"""`menet demo`: the main job from end to end, on images that come with the package."""
+"""`menet demo`: train, attack, certify and report from end to end, on images that come with the package."""
 
 import hashlib
 import json
@@ -6,64 +6,60 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
-from torch import nn
 
-from menet import __version__, data
-from menet.commands.demo_pictures import reconstruction
-from menet.commands.demo_plan import BESIDE, FULL, QUICK, Network, Plan, beside
-from menet.defense import MENet
-from menet.errors import ConfigurationError
-from menet.evaluation import Assignment, CertificateSettings, Settings, assign, certify, evaluate
-from menet.evaluation.features import features_of, save_features
-from menet.files import replacing, write_atomically
-from menet.report.collect import NOTES, RECONSTRUCTION, collect
-from menet.report.contents import report_of
-from menet.report.html import page
-from menet.report.plain_words import meaning
-from menet.report.tables import certificates, overview
-from menet.training import load_model, train
+from menet.commands import demo_plan
+from menet.commands.choices import BASELINES, Seed
+from menet.commands.demo_plan import Network, Plan
+from menet.errors import ConfigurationError, require
 
 
 @dataclass(frozen=True)
 class Demo:
     """Train three networks on real digits, attack each, certify, and say what the numbers mean.
 
-    A network as usual, one trained on adversarial images and a ME-Net; transferred attacks, PGD through the
-    estimator (BPDA) and in expectation over masks (EOT). A few minutes on two cores and no download. Started
-    again, it goes on where it was and uses what is finished. `--beside all` puts the defenses that ME-Net is
-    compared with beside it.
+    A vanilla network, an adversarially trained one and a ME-Net; transfer attacks, and PGD through the estimator
+    (BPDA) with and without expectation over random draws (EOT). A few minutes on two cores, no download. Safe to
+    interrupt: rerun the same command to resume. `--baselines all` adds the defenses that ME-Net is compared with.
     """
 
     quick: bool = False
-    """Under a minute: fewer images, epochs, steps and masks, so the intervals are wide."""
+    """Under a minute: fewer images, epochs, steps and draws, so the intervals are wide."""
 
     out: Path = Path("runs/demo")
-    """Folder for the report, the picture, the networks and the records."""
+    """Folder for the report, the networks and the records."""
 
-    beside: Annotated[
-        tuple[str, ...], tyro.conf.arg(metavar="[NAME …]", help_behavior_hint="(default: none)")
+    baselines: Annotated[
+        tuple[str, ...],
+        tyro.conf.arg(
+            metavar="[NAME …]",
+            help=f"Baseline defenses to train and attack too: {', '.join(BASELINES)}, or all.",
+            help_behavior_hint="(default: none)",
+        ),
     ] = ()
-    """Other defenses to train and attack too: thermometer, total-variation, pixel-defend, bit-depth, median,
-    resize-pad, discretise, jpeg, or all."""
 
-    seed: int = 0
-    """All randomness comes from it."""
+    seed: Seed = 0
 
     def __call__(self) -> int:
         if self.seed < 0:
-            raise ConfigurationError(f"seed is {self.seed}; accepted are whole numbers from 0")
+            raise ConfigurationError(f"expected seed >= 0, got {self.seed}")
+        baselines = demo_plan.chosen_baselines(self.baselines)
+        from menet import data
+        from menet.files import replacing, write_atomically
+        from menet.report.collect import RECONSTRUCTION
+        from menet.training import train
+
         began = time.monotonic()
-        plan = replace(QUICK if self.quick else FULL, beside=beside(self.beside))
+        plan = replace(demo_plan.QUICK if self.quick else demo_plan.FULL, baselines=baselines)
         work = self.out / f"{plan.name}-{_key(plan, self.seed)}"
         console = Console()
 
-        console.print("[bold]1. Real images, masked and estimated by every method[/bold]")
+        console.print("[bold]1. Real images, masked at random and estimated by every estimator[/bold]")
         with replacing(self.out / RECONSTRUCTION) as temporary:
-            reconstruction(self.seed).savefig(temporary, format="png", dpi=160)
+            _reconstruction(self.seed).savefig(temporary, format="png", dpi=160)
         write_atomically(work / RECONSTRUCTION, (self.out / RECONSTRUCTION).read_bytes())
         console.print(f"picture: {self.out / RECONSTRUCTION}")
 
@@ -72,13 +68,13 @@ class Demo:
             console.print(f"{number} of {len(plan.networks)}: {network.title}")
             train(network.config(plan, self.seed), work / network.folder)
 
-        console.print(f"[bold]3. Attacking each on {plan.examples} digits it has not seen[/bold]")
+        console.print(f"[bold]3. Attacking each on {plan.examples} test images[/bold]")
         testing = data.load("digits", "test")
         for network in plan.networks:
             if network.attacks:
                 self._attack(plan, network, work, testing)
 
-        console.print("[bold]4. Certifying: how many pixels cannot turn the vote[/bold]")
+        console.print("[bold]4. Certifying against perturbed pixels[/bold]")
         for network in plan.networks:
             if network.certified:
                 self._certify(plan, network, work, testing)
@@ -87,41 +83,49 @@ class Demo:
         self._report(plan, work, time.monotonic() - began, console)
         return 0
 
-    def _attack(self, plan: Plan, network: Network, work: Path, testing: data.Dataset) -> None:
+    def _attack(self, plan: Plan, network: Network, work: Path, testing: Any) -> None:
+        from menet.evaluation import parse_attack
+        from menet.training import load_model
+
         folder = work / network.folder
         model = load_model(folder)
-
-        def load(name: str) -> nn.Module:
-            return load_model(work / name)
-
-        assignments = [assign(words, model, load, epsilon=plan.epsilon) for words in network.attacks]
-        transferred = [one for one in assignments if one.source is not None]
-        # Features are taken of the pictures of transferred attacks, as in the paper's figures 4 and 5.
-        self._evaluate(plan, model, testing, transferred, folder, plan.examples)
-        others = [one for one in assignments if one.source is None]
-        self._evaluate(plan, model, testing, others, folder, plan.pictures)
+        attacks = [
+            parse_attack(words, model, lambda name: load_model(work / name), epsilon=plan.epsilon)
+            for words in network.attacks
+        ]
+        transfers = [one for one in attacks if one.source is not None]
+        # Features are those of images under transfer attacks, as in the paper's figures 4 and 5.
+        self._evaluate(plan, model, testing, transfers, folder, plan.examples)
+        others = [one for one in attacks if one.source is None]
+        self._evaluate(plan, model, testing, others, folder, plan.snapshots)
 
     def _evaluate(
-        self,
-        plan: Plan,
-        model: nn.Module,
-        testing: data.Dataset,
-        assignments: Sequence[Assignment],
-        folder: Path,
-        pictures: int,
+        self, plan: Plan, model: Any, testing: Any, attacks: Sequence[Any], folder: Path, snapshots: int
     ) -> None:
-        if not assignments:
+        from menet.evaluation import EvaluationSettings, evaluate
+        from menet.evaluation.features import features_of, save_features
+
+        if not attacks:
             return
-        settings = Settings(
-            stop=plan.examples, batch=plan.batch, masks=plan.masks, seed=self.seed, pictures=pictures, trace=True
+        settings = EvaluationSettings(
+            stop=plan.examples,
+            batch_size=plan.batch,
+            draws=plan.draws,
+            seed=self.seed,
+            snapshots=snapshots,
+            loss_history=True,
         )
         records = folder / "evaluation"
-        found = evaluate(model, testing, assignments, records, settings, source=folder.name)
-        if pictures >= plan.examples:
+        found = evaluate(model, testing, attacks, records, settings, source=folder.name)
+        if snapshots >= plan.examples:
             for one in found.values():
                 save_features(features_of(model, one), records)
 
-    def _certify(self, plan: Plan, network: Network, work: Path, testing: data.Dataset) -> None:
+    def _certify(self, plan: Plan, network: Network, work: Path, testing: Any) -> None:
+        from menet.defense import MENet
+        from menet.evaluation import CertificateSettings, certify
+        from menet.training import load_model
+
         folder = work / network.folder
         model = load_model(folder)
         assert isinstance(model, MENet)
@@ -131,8 +135,15 @@ class Demo:
         certify(model, testing, folder / "certificate", settings, source=folder.name)
 
     def _report(self, plan: Plan, work: Path, seconds: float, console: Console) -> None:
-        # What an earlier run has put beside is in the folder too.
-        plan = replace(plan, beside=tuple(name for name in BESIDE if (work / name / "evaluation").is_dir()))
+        from menet.files import write_atomically
+        from menet.report.collect import NOTES, collect
+        from menet.report.narrative import findings
+        from menet.report.page import render_html, report_of
+        from menet.report.tables import certificates, overview
+
+        # Baselines of an earlier run are in the folder too.
+        there = tuple(name for name in demo_plan.BASELINES if (work / name / "evaluation").is_dir())
+        plan = replace(plan, baselines=there)
         notes = {
             "title": "Networks under attack, on real digits",
             "introduction": plan.introduction,
@@ -142,33 +153,50 @@ class Demo:
         }
         write_atomically(work / NOTES, json.dumps(notes, indent=1, ensure_ascii=False))
         collection = collect(work)
-        write_atomically(self.out / "report.html", page(report_of(collection)))
-        whole = overview(collection).only(
+        write_atomically(self.out / "report.html", render_html(report_of(collection)))
+        overview(collection).only(
             "model",
             "attack",
             "expected",
-            "by vote",
-            explanation="In brackets are 95% intervals over examples. Expected: the share of fresh masks under "
-            "which an example is right, averaged. By vote: the class that most masks choose is right.",
-        )
-        for table in (whole, certificates(collection.subjects)):
-            console.print(table.rich())
-            console.print(table.explanation, style="dim")
+            "majority vote",
+            explanation="In parentheses: 95% intervals over examples. Expected: the fraction of draws under "
+            "which an example is classified correctly, averaged. Majority vote: the class most draws predict.",
+        ).print(console)
+        certificates(collection.subjects).print(console)
         console.print("\n[bold]What the numbers mean[/bold]")
-        for paragraph in (*plan.caveats, *meaning(collection)):
+        for paragraph in (*plan.caveats, *findings(collection)):
             console.print(f"• {paragraph}", markup=False, highlight=False)
         console.print(f"\nreport: {self.out / 'report.html'}\nrecords and networks: {work}")
 
 
+def _reconstruction(seed: int) -> Any:
+    """Crops of real photographs, half of their values masked, beside what each estimator reconstructs."""
+    import numpy as np
+    import torch
+
+    from menet.commands.reconstruct import reconstructions
+    from menet.estimators import ESTIMATORS
+    from menet.report.pictures import reconstruction_grid
+
+    china, flower = require("sklearn.datasets", extra="demo").load_sample_images().images
+    crops = [china[150:278, 260:388], china[20:148, 40:168], flower[220:348, 420:548], flower[120:248, 160:288]]
+    images = torch.from_numpy(np.stack([crop[::2, ::2] for crop in crops])).permute(0, 3, 1, 2).float() / 255
+    names = [name for name in ESTIMATORS if name != "mask-only"]
+    masked, estimates = reconstructions(images, names, p=0.5, seed=seed)
+    return reconstruction_grid(images, masked, estimates, "Half of the values masked at random, then estimated")
+
+
 def _key(plan: Plan, seed: int) -> str:
-    """A name for all that decides the numbers: what is kept under it can be used again, whatever is beside."""
-    networks = [asdict(network) for network in replace(plan, beside=tuple(BESIDE)).networks]
-    content = json.dumps([asdict(replace(plan, beside=())), networks, seed, __version__], sort_keys=True)
+    """A hash of everything that decides the numbers; whichever baselines are chosen, finished work is reused."""
+    from menet import __version__
+
+    networks = [asdict(network) for network in replace(plan, baselines=tuple(demo_plan.BASELINES)).networks]
+    content = json.dumps([asdict(replace(plan, baselines=())), networks, seed, __version__], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:8]
 
 
 def _first_time(path: Path, seconds: float) -> float:
-    """How long the work took when it was done; a run that only used it again took no time worth telling."""
+    """How long the work took when it was done; a run that only reused it took no time worth telling."""
     if path.is_file():
         before = json.loads(path.read_text()).get("seconds")
         if isinstance(before, (int, float)):

@@ -1,47 +1,45 @@
-"""What `menet demo` trains and attacks, whole and quick."""
+"""What `menet demo` trains and attacks, in full and quick."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from menet.commands.choices import Objective
 from menet.errors import ConfigurationError
-from menet.training import TrainingConfig
-from menet.training.config import Objective
-from menet.training.recipes import digits, me_net
 
 EPSILON = 0.2
 P, LOW_P = (0.4, 0.6), 0.1
 
 
 @dataclass(frozen=True)
-class Other:
-    """A defense ME-Net is compared with, and the settings that suit digits."""
+class Baseline:
+    """A baseline defense with settings that suit digits."""
 
     title: str
     settings: dict[str, Any] = field(default_factory=dict)
     random: bool = False
     thresholds: bool = False
-    """Whether it brings the pixels of digits back to black or white."""
+    """Whether it rounds the pixels of digits to black or white."""
 
 
-BESIDE = {
-    "thermometer": Other("thermometer encoding"),
-    "total-variation": Other("total variation", random=True),
-    "pixel-defend": Other(
+BASELINES = {
+    "thermometer": Baseline("thermometer encoding"),
+    "total-variation": Baseline("total variation", random=True),
+    "pixel-defend": Baseline(
         "PixelDefend",
         {"epsilon": EPSILON, "levels": 16, "width": 16, "layers": 2, "steps": 200},
         thresholds=True,
     ),
-    "bit-depth": Other("one-bit depth", {"bits": 1}, thresholds=True),
-    "median": Other("median", {"size": 3}),
-    "resize-pad": Other("resize and pad", random=True),
-    "discretise": Other("two colours", {"colours": 2}, thresholds=True),
-    "jpeg": Other("JPEG"),
+    "bit-depth": Baseline("one-bit depth", {"bits": 1}, thresholds=True),
+    "median": Baseline("median", {"size": 3}),
+    "resize-pad": Baseline("resize and pad", random=True),
+    "discretize": Baseline("two colors", {"colors": 2}, thresholds=True),
+    "jpeg": Baseline("JPEG"),
 }
 
 
 @dataclass(frozen=True)
 class Network:
-    """One network of the demonstration, and what is done to it."""
+    """One network of the demonstration and the attacks on it."""
 
     folder: str
     title: str
@@ -49,20 +47,22 @@ class Network:
     objective: Objective = "standard"
     defense: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
-    """Added to that of the demonstration: a copy is the same network trained independently."""
+    """Added to the seed of the demonstration: a surrogate is the same network trained independently."""
     attacks: tuple[str, ...] = ()
     certified: bool = False
 
-    def config(self, plan: "Plan", seed: int) -> TrainingConfig:
-        """How it is trained."""
+    def config(self, plan: "Plan", seed: int) -> Any:
+        """Its `TrainingConfig`."""
+        from menet.training import recipes
+
         return replace(
-            digits(),
+            recipes.digits(),
             recipe="demo",
             model="small",
             defense=self.defense,
             objective=self.objective,
             epochs=self.epochs,
-            rate=0.1,
+            learning_rate=0.1,
             epsilon=plan.epsilon,
             steps=plan.training_steps,
             step_size=2 * plan.epsilon / plan.training_steps,
@@ -78,38 +78,38 @@ class Plan:
 
     name: str
     steps: int = 20
-    """Steps of attacks."""
+    """Steps of each attack."""
     eot: int = 8
-    """Masks behind each gradient where it is taken in expectation."""
-    sizes: tuple[float, ...] = (0.1, 0.3)
-    """Further sizes of attacks, for curves."""
+    """Random draws averaged in each gradient of an EOT attack."""
+    epsilons: tuple[float, ...] = (0.1, 0.3)
+    """Further budgets, for curves."""
     epochs: int = 4
     estimated_epochs: int = 5
     """Epochs of ME-Nets."""
-    copy: bool = True
-    """Whether ME-Net is attacked from a copy of itself, as the paper's adversary does, or from a vanilla one."""
-    beside: tuple[str, ...] = ()
-    """Other defenses, of `BESIDE`."""
+    own_surrogate: bool = True
+    """Whether the transfer attack on ME-Net has a ME-Net as surrogate, as in the paper, or a vanilla network."""
+    baselines: tuple[str, ...] = ()
+    """Names in `BASELINES`."""
     images: int = 3000
-    """Digits to train on."""
+    """Training images."""
     epsilon: float = EPSILON
     training_steps: int = 4
     """Steps of the attack in adversarial training."""
     examples: int = 200
-    """Digits that are attacked."""
+    """Attacked test images."""
     batch: int = 50
-    masks: int = 30
-    """Fresh masks behind each score."""
-    pictures: int = 4
+    draws: int = 30
+    """Fresh random draws that each image is scored on."""
+    snapshots: int = 4
     certified: int = 100
     selection: int = 40
     estimation: int = 300
 
     @property
     def networks(self) -> tuple[Network, ...]:
-        """All that is trained; what they attack from comes last."""
+        """All networks; the surrogates come last."""
         transferred = f"pgd:steps={self.steps},on=vanilla-copy"
-        own = f"pgd:steps={self.steps},on=me-net-copy" if self.copy else transferred
+        own = f"pgd:steps={self.steps},on=me-net-copy" if self.own_surrogate else transferred
         white, averaged = self._white_box(), self._averaged()
         vanilla = Network("vanilla", "vanilla", self.epochs, attacks=(transferred, *white))
         me_net = Network(
@@ -123,55 +123,52 @@ class Plan:
             *(
                 Network(
                     name,
-                    BESIDE[name].title,
+                    BASELINES[name].title,
                     self.epochs,
-                    defense={"name": name, **BESIDE[name].settings},
-                    attacks=(transferred, *white, *(averaged if BESIDE[name].random else ())),
+                    defense={"name": name, **BASELINES[name].settings},
+                    attacks=(transferred, *white, *(averaged if BASELINES[name].random else ())),
                 )
-                for name in self.beside
+                for name in self.baselines
             ),
             replace(low_p, defense=_me_net(LOW_P, tolerance=5e-2)),
-            *(_copy(network) for network in (vanilla, me_net)[: 1 + self.copy]),
+            *(_surrogate(network) for network in (vanilla, me_net)[: 1 + self.own_surrogate]),
         )
 
     def _white_box(self) -> tuple[str, ...]:
-        return tuple(f"pgd:steps={self.steps}{size}" for size in ("", *_epsilons(self.sizes)))
+        return tuple(f"pgd:steps={self.steps}{budget}" for budget in ("", *_budgets(self.epsilons)))
 
     def _averaged(self) -> tuple[str, ...]:
-        """Expectation over masks costs that many times more, so it is done at the first two sizes only."""
-        sizes = ("", *_epsilons(self.sizes[:1]))
-        return tuple(f"pgd:steps={self.steps},eot={self.eot}{size}" for size in sizes)
+        """EOT costs as many times more as it has draws, so it is limited to two budgets."""
+        budgets = ("", *_budgets(self.epsilons[:1]))
+        return tuple(f"pgd:steps={self.steps},eot={self.eot}{budget}" for budget in budgets)
 
     @property
     def introduction(self) -> tuple[str, ...]:
-        """What was done, for the head of the report."""
-        others = ", ".join(BESIDE[name].title for name in self.beside)
+        """What was done, at the top of the report."""
+        others = ", ".join(BASELINES[name].title for name in self.baselines)
         return (
-            f"Small networks were trained on {self.images:,} real digits and attacked on {self.examples} they "
-            f"have not seen. An attack may change every pixel by up to {self.epsilon:g}, where black is 0 and "
-            "white is 1.",
-            f"ME-Net hides about half of the pixels at random (p {P[0]:g}→{P[1]:g}), estimates the image from "
-            "the rest by nuclear-norm minimisation and classifies the estimate. Here it is trained without "
-            "adversarial images.",
-            *(
-                [f"Beside it stand other defenses, around the same network and trained alike: {others}."]
-                * bool(others)
-            ),
+            f"Small networks were trained on {self.images:,} real digits and attacked on {self.examples} test "
+            f"images. The threat model is ℓ∞ with ε = {self.epsilon:g}: each pixel, from 0 (black) to 1 (white), "
+            "may be perturbed by that much.",
+            f"ME-Net masks about half of the pixels at random (p {P[0]:g}→{P[1]:g}), estimates the image from "
+            "the rest by nuclear-norm minimization and classifies the estimate. Here it is trained without "
+            "adversarial examples.",
+            *([f"Baselines, with the same network and training: {others}."] * bool(others)),
         )
 
     @property
     def caveats(self) -> tuple[str, ...]:
-        """What a reader must know before the numbers."""
-        rough = "Trainings were very short and examples few. " if self.name == "quick" else ""
-        thresholds = [BESIDE[name].title for name in self.beside if BESIDE[name].thresholds]
+        """What a reader must know before reading the numbers."""
+        rough = "Training was very short and examples are few. " if self.name == "quick" else ""
+        thresholds = [BASELINES[name].title for name in self.baselines if BASELINES[name].thresholds]
         return (
-            f"{rough}The networks are small and the images are digits, so no number here stands beside one of "
-            f"the paper. A certificate needs a small p: it is given for a second ME-Net, which observes "
+            f"{rough}The networks are small and the images are digits, so no number here can be compared with "
+            f"the paper's. A certificate needs a small p: it is computed for a second ME-Net, which observes "
             f"{100 * LOW_P:.0f}% of the pixels.",
             *(
                 [
-                    "Digits are nearly black and white. What brings their pixels back to either "
-                    f"({', '.join(thresholds)}) owes its numbers to that, and would not have them on photographs."
+                    "Digits are nearly black and white. Defenses that round pixels to either "
+                    f"({', '.join(thresholds)}) owe their robust accuracy to that, and lose it on photographs."
                 ]
                 if thresholds
                 else []
@@ -179,27 +176,29 @@ class Plan:
         )
 
 
-def beside(names: tuple[str, ...]) -> tuple[str, ...]:
-    """The defenses called `names`, each once; `all` are all of them."""
+def chosen_baselines(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The baselines in `names`, each once; `all` means all of them."""
     for name in names:
-        if name != "all" and name not in BESIDE:
-            raise ConfigurationError(f"beside is {name!r}; accepted are all, {', '.join(BESIDE)}")
-    return tuple(name for name in BESIDE if name in names or "all" in names)
+        if name != "all" and name not in BASELINES:
+            raise ConfigurationError(f"unknown baseline {name!r}; choose from all, {', '.join(BASELINES)}")
+    return tuple(name for name in BASELINES if name in names or "all" in names)
 
 
-def _copy(network: Network) -> Network:
-    """The same network, trained independently, to attack from."""
-    title = f"{network.title}, a copy to attack from"
+def _surrogate(network: Network) -> Network:
+    """The same network, trained independently, as the source of transfer attacks."""
+    title = f"{network.title} surrogate"
+    # Its folder stands in the label of an attack, from which the attack's seed follows: keep the name.
     return replace(network, folder=f"{network.folder}-copy", title=title, seed=1, attacks=())
 
 
 def _me_net(p: float | tuple[float, float], tolerance: float = 1e-2) -> dict[str, Any]:
-    """ME-Net; its estimator stops earlier than with the library's own setting, which would double the time."""
-    return {**me_net(p=p), "estimator": {"name": "nuclear-norm", "tol": tolerance}}
+    """ME-Net with an estimator that stops earlier than by default, which would double the time."""
+    plain = list(p) if isinstance(p, tuple) else p
+    return {"name": "me-net", "estimator": {"name": "nuclear-norm", "tol": tolerance}, "p": plain}
 
 
-def _epsilons(sizes: tuple[float, ...]) -> list[str]:
-    return [f",epsilon={size:g}" for size in sizes]
+def _budgets(epsilons: tuple[float, ...]) -> list[str]:
+    return [f",epsilon={epsilon:g}" for epsilon in epsilons]
 
 
 FULL = Plan("full")
@@ -207,15 +206,15 @@ QUICK = Plan(
     "quick",
     steps=10,
     eot=6,
-    sizes=(),
+    epsilons=(),
     epochs=3,
     estimated_epochs=3,
-    copy=False,
+    own_surrogate=False,
     images=1200,
     training_steps=3,
     examples=60,
     batch=20,
-    masks=10,
+    draws=10,
     certified=30,
     selection=20,
     estimation=100,

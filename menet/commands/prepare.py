@@ -1,57 +1,54 @@
-"""`menet prepare`: Algorithm 1's training set of estimates, as shards on disk."""
+"""`menet prepare`: the training set of estimates of Algorithm 1, as shards on disk."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-import tyro
-
-from menet.commands.train import defense_settings
-from menet.training.prepare import prepare
+from menet.commands.choices import Dataset, Root, Seed
+from menet.commands.train import P, defense_settings
 
 
 @dataclass(frozen=True)
 class Prepare:
-    """Mask and estimate every training image n times, once and for all (Algorithm 1 of the paper).
+    """Mask and estimate every training image n times in advance (Algorithm 1 of the paper).
 
-    `menet train DATASET --defense me-net --prepared FOLDER` with the same settings then trains on what was
-    written. Training draws fresh masks at each step otherwise, which costs little and shows the network more of
-    them; this is the paper's way. Stopped, it can be called again; under torchrun processes share the work.
+    `menet train DATASET --defense me-net --prepared FOLDER` with the same settings then trains on the estimates.
+    Without it, training draws a fresh mask for each image and step, which costs little and is more varied; this
+    is the paper's way. Safe to interrupt: rerun the same command to resume. Under torchrun the processes divide
+    the work.
     """
 
-    dataset: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATASET")]
-    """digits, mnist, cifar10, svhn, tiny-imagenet, or folder:PATH."""
+    dataset: Dataset
 
     out: Path
     """Folder for the shards; about n times the size of the dataset's images."""
 
     estimator: str | None = None
-    """nuclear-norm (if not given), usvt, soft-impute, tensor, or mask-only."""
+    """nuclear-norm (default), usvt, soft-impute, tubal, or mask-only."""
 
-    p: tuple[float, float] | None = None
-    """Observation probabilities from a to b; 0.4 0.6 if not given."""
+    p: P = None
 
     masks: int | None = None
-    """Copies of each image, the paper's n; 10 if not given."""
+    """Masks of each image, the paper's n. Default: 10."""
 
     channels: str | None = None
-    """joint (if not given) or separate."""
+    """joint (default) or separate."""
 
     limit: int | None = None
-    """Only so many images from the start."""
+    """Number of images, from the first one on. Default: all."""
 
     per_shard: int = 4096
-    """Images in one file, with all their copies."""
+    """Images in one file, with all their estimates."""
 
-    seed: int = 0
-    """What the masks follow from."""
+    seed: Seed = 0
 
-    root: Path | None = None
-    """Folder that holds the datasets; `MENET_DATA` or the user's cache folder unless given."""
+    root: Root = None
 
     def __call__(self) -> int:
+        from menet.commands.loading import check_dataset
+        from menet.training.prepared import prepare
+
         made = prepare(
-            self.dataset,
+            check_dataset(self.dataset),
             defense_settings("me-net", self.estimator, self.p, self.masks, self.channels, None),
             self.out,
             root=self.root,

@@ -7,21 +7,36 @@ from typing import Annotated, Any
 
 import tyro
 
-from menet.distributed import Worker
+from menet.commands.choices import (
+    BASELINES,
+    MODELS,
+    Dataset,
+    Norm,
+    Objective,
+    Optimizer,
+    Precision,
+    Recipe,
+    Root,
+    Schedule,
+)
 from menet.errors import ConfigurationError
-from menet.training import TrainingConfig, recipes, train
-from menet.training.checkpoint import BEST
-from menet.training.config import Norm, Objective, Optimizer, Precision, Schedule, me_net
-from menet.training.log import read_log
-from menet.training.loop import Saving
+
+P = Annotated[
+    tuple[float, ...] | None,
+    tyro.conf.arg(
+        metavar="P [P]",
+        help="Of me-net: observation probability, or the first and last of the schedule. Default: 0.4 0.6.",
+        help_behavior_hint="",
+    ),
+]
 
 
 @dataclass(frozen=True)
 class Train:
     """Train a network, with or without a defense, and write a run folder.
 
-    A recipe decides everything; options given beside it go before it. The same command on the same folder
-    continues a run that was cut off, and ends in the same weights as if it had not been. Examples:
+    A recipe sets everything. Options override the recipe. Safe to interrupt: rerun the same command to resume;
+    the run ends with the same weights as one that was never interrupted. Examples:
 
       menet train digits                                          a LeNet, in a minute or two
       menet train digits --defense me-net                         the same behind ME-Net, p 0.4→0.6
@@ -32,142 +47,164 @@ class Train:
       torchrun --nproc-per-node 2 --no-python menet train cifar10
     """
 
-    dataset: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATASET")]
-    """digits, mnist, cifar10, svhn, tiny-imagenet, or folder:PATH."""
+    dataset: Dataset
 
     out: Path | None = None
-    """The run folder; runs/DATASET-DEFENSE-OBJECTIVE unless given."""
+    """The run folder. Default: runs/DATASET-DEFENSE-OBJECTIVE."""
 
-    recipe: recipes.Kind = "short"
-    """`paper` is Appendix B of the paper (200 epochs); `short` is made for two cores, one cycle of the rate."""
+    recipe: Recipe = "short"
+    """paper: Appendix B of the paper (200 epochs); short: minutes on two cores, with a one-cycle schedule."""
 
-    defense: str = "none"
-    """none, me-net, or a defense it is compared with: thermometer, total-variation, pixel-defend, bit-depth,
-    median, resize-pad, discretise, jpeg."""
+    defense: Annotated[str, tyro.conf.arg(help=f"none, me-net, or a baseline: {', '.join(BASELINES)}.")] = "none"
 
     estimator: str | None = None
-    """Of me-net: nuclear-norm (if not given), usvt, soft-impute, tensor, or mask-only for the ablation."""
+    """Of me-net: nuclear-norm (default), usvt, soft-impute, tubal, or mask-only for the ablation."""
 
-    p: tuple[float, float] | None = None
-    """Of me-net: observation probabilities from a to b; 0.4 0.6 if not given."""
+    p: P = None
 
     masks: int | None = None
-    """Of me-net: into how many steps the probabilities are divided; 10 if not given."""
+    """Of me-net: number of values in the schedule of p. Default: 10."""
 
     channels: str | None = None
-    """Of me-net: joint (one matrix [R G B], if not given) or separate."""
+    """Of me-net: joint (default; one matrix [R G B]) or separate."""
 
     gradient: str | None = None
-    """How an attack's gradients pass the defense while training: bpda (if not given) or exact."""
+    """Gradient of the defense in adversarial training: bpda (default) or exact."""
 
     settings: str | None = None
     """Further settings of the defense, as a JSON object."""
 
     objective: Objective = "standard"
-    """standard, adversarial (PGD at each step, fresh masks) or trades."""
+    """standard, adversarial (PGD at each step, fresh random draws) or trades."""
 
     norm: Norm | None = None
-    """Norm of the attack while training."""
+    """Norm of the perturbation in adversarial training."""
 
-    epsilon: float | None = None
-    """Its size on the [0,1] scale of pixels."""
+    epsilon: Annotated[str | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")] = None
+    """Perturbation budget in adversarial training, in pixels of [0,1], such as 8/255."""
 
     steps: int | None = None
-    """Its steps."""
+    """Steps of its PGD."""
 
-    step_size: float | None = None
-    """The length of one step."""
+    step_size: Annotated[str | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")] = None
+    """Step size of its PGD, in pixels of [0,1], such as 2/255."""
 
     eot: int | None = None
-    """Masks behind each of its gradients."""
+    """Random draws averaged in each of its gradients (EOT)."""
 
     beta: float | None = None
-    """Weight of TRADES' robust term."""
+    """Weight of the robust term of TRADES."""
 
-    model: str | None = None
-    """lenet, small, resnet18, wide-resnet-28-10, wide-resnet-34-10 or densenet121."""
+    model: Annotated[
+        str | None, tyro.conf.arg(metavar="NAME", help=f"{', '.join(MODELS)}.", help_behavior_hint="")
+    ] = None
 
     epochs: int | None = None
-    """How often each image is seen."""
+    """Passes over the training set."""
 
-    batch: int | None = None
+    batch_size: int | None = None
     """Images in a step, over all processes."""
 
     optimizer: Optimizer | None = None
     """sgd or adamw."""
 
-    rate: float | None = None
-    """The highest learning rate."""
+    learning_rate: float | None = None
+    """Peak learning rate."""
 
     schedule: Schedule | None = None
-    """step (divided by ten at the milestones) or one-cycle."""
+    """Learning-rate schedule: step (divided by ten at the milestones) or one-cycle."""
 
     milestones: tuple[int, ...] | None = None
-    """Epochs at which the schedule `step` divides the rate."""
+    """Epochs at which the step schedule divides the learning rate."""
 
     weight_decay: float | None = None
-    """Decay of the weights."""
+    """Weight decay."""
 
     augmentation: bool | None = None
-    """Crop and mirror at random."""
+    """Random crops and flips."""
 
     prepared: Path | None = None
-    """Train on the estimates that `menet prepare` wrote to this folder, in place of fresh masks."""
+    """Train on the estimates that `menet prepare` wrote to this folder, instead of fresh random draws."""
 
     limit: int | None = None
-    """Train on so many images."""
+    """Train on a random subset of this many images."""
 
     validation: int | None = None
-    """Hold out so many training images to choose the best epoch by."""
+    """Training images held out to choose the best epoch."""
 
     seed: int | None = None
-    """The one seed that all randomness follows from."""
+    """Seed of all randomness."""
 
     precision: Precision | None = None
-    """auto is bfloat16 where the processor computes in it."""
+    """auto: bfloat16 if the processor supports it, else float32."""
 
-    root: Path | None = None
-    """Folder that holds the datasets; `MENET_DATA` or the user's cache folder unless given."""
+    root: Root = None
 
     save_seconds: float = 60.0
-    """Write a checkpoint at least so often; one is written after each epoch in any case."""
+    """Most seconds between checkpoints; one is also written after each epoch."""
 
     save_steps: int | None = None
-    """Write a checkpoint every so many steps too."""
+    """Also write a checkpoint every so many steps."""
 
     log_steps: int = 50
     """Steps between rows of the log."""
 
     def __call__(self) -> int:
+        from menet.distributed import Worker
+        from menet.training import train
+        from menet.training.loop import Saving
+
         config = self.config()
         out = self.out or Path("runs") / f"{config.dataset.partition(':')[0]}-{self.defense}-{config.objective}"
         saving = Saving(self.save_seconds, self.save_steps, self.log_steps)
-        folder = train(config, out, root=self.root, saving=saving)
+        result = train(config, out, root=self.root, saving=saving)
         if Worker.from_environment().first:
-            score = read_log(folder)[-1]["accuracy"]
-            print(f"test accuracy after the last epoch: {score:.2%} (one mask per image)")
-            print(f"model of the best epoch: {folder / BEST}")
+            print(
+                f"test accuracy of the best epoch ({result.epoch} of {config.epochs}): "
+                f"{result.test_accuracy:.2%} (one random draw per image)"
+            )
+            print(f"its weights: {result.weights}")
         return 0
 
-    def config(self) -> TrainingConfig:
-        """The recipe with the given options in it."""
-        given: dict[str, Any] = {}
-        for name in (
-            "norm", "epsilon", "steps", "step_size", "eot", "beta", "model", "epochs", "batch", "optimizer",
-            "rate", "schedule", "milestones", "weight_decay", "augmentation", "limit", "validation", "seed",
-            "precision",
-        ):  # fmt: skip
-            if getattr(self, name) is not None:
-                given[name] = getattr(self, name)
-        if self.prepared is not None:
-            given["prepared"] = str(self.prepared)
-        recipe = recipes.by_name(self.dataset, self.recipe)
-        if given.get("schedule") == "one-cycle":
-            given.setdefault("milestones", ())
+    def config(self) -> Any:
+        """The `TrainingConfig`: the recipe with the given options."""
+        from menet.commands.loading import check_dataset, epsilon_of, fraction
+        from menet.training import recipes
+
+        recipe = recipes.by_name(check_dataset(self.dataset), self.recipe)
+        given: dict[str, Any] = {
+            "norm": self.norm,
+            "steps": self.steps,
+            "eot": self.eot,
+            "beta": self.beta,
+            "model": self.model,
+            "epochs": self.epochs,
+            "batch_size": self.batch_size,
+            "optimizer": self.optimizer,
+            "learning_rate": self.learning_rate,
+            "schedule": self.schedule,
+            "milestones": self.milestones,
+            "weight_decay": self.weight_decay,
+            "augmentation": self.augmentation,
+            "prepared": None if self.prepared is None else str(self.prepared),
+            "limit": self.limit,
+            "validation": self.validation,
+            "seed": self.seed,
+            "precision": self.precision,
+        }
+        if self.epsilon is not None:
+            given["epsilon"] = epsilon_of(self.epsilon, self.dataset, self.norm or recipe.norm)
+        if self.step_size is not None:
+            given["step_size"] = fraction(self.step_size)
+            if given["step_size"] is None:
+                raise ConfigurationError(f"expected step_size > 0, such as 2/255, got {self.step_size!r}")
+        if self.schedule == "one-cycle" and self.milestones is None:
+            given["milestones"] = ()
+        given = {name: value for name, value in given.items() if value is not None}
         return replace(recipe, objective=self.objective, defense=self.defense_settings(), **given)
 
     def defense_settings(self) -> dict[str, Any]:
-        """The chosen defense as `TrainingConfig.defense` wants it."""
+        """The chosen defense, as `TrainingConfig.defense` takes it."""
         return defense_settings(
             self.defense, self.estimator, self.p, self.masks, self.channels, self.gradient, self.settings
         )
@@ -176,30 +213,41 @@ class Train:
 def defense_settings(
     defense: str,
     estimator: str | None,
-    p: tuple[float, float] | None,
+    p: tuple[float, ...] | None,
     masks: int | None,
     channels: str | None,
     gradient: str | None,
     further: str | None = None,
 ) -> dict[str, Any]:
-    """A defense's settings from options; options of ME-Net beside another defense are refused."""
-    own = {"estimator": estimator, "p": p, "masks": masks, "channels": channels}
+    """The settings of a defense from options; options of ME-Net are refused for another defense."""
+    own = {"estimator": estimator, "p": _probabilities(p), "masks": masks, "channels": channels}
     for name, value in own.items():
         if defense != "me-net" and value is not None:
-            raise ConfigurationError(
-                f"{name} is {value!r}, which only `--defense me-net` has; defense is {defense!r}"
-            )
+            raise ConfigurationError(f"--{name} only applies to --defense me-net, got --defense {defense}")
     extra = _json_object(further)
     if gradient is not None:
         extra["gradient"] = gradient
     if defense == "none":
         if extra:
-            raise ConfigurationError(f"{min(extra)} is given, but defense is 'none'")
+            raise ConfigurationError(f"{min(extra)} is a setting of a defense, got defense 'none'")
         return {}
     if defense != "me-net":
         return {"name": defense, **extra}
+    from menet.training.config import me_net
+
     chosen: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
     return me_net(**chosen, **extra)
+
+
+def _probabilities(p: tuple[float, ...] | None) -> float | tuple[float, float] | None:
+    """One observation probability, or the two ends of a schedule."""
+    if p is None:
+        return None
+    if len(p) == 1:
+        return p[0]
+    if len(p) == 2:
+        return p[0], p[1]
+    raise ConfigurationError(f"expected one or two probabilities for --p, such as 0.5 or 0.4 0.6, got {len(p)}")
 
 
 def _json_object(text: str | None) -> dict[str, Any]:
@@ -208,7 +256,7 @@ def _json_object(text: str | None) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise ConfigurationError(f"settings is {text!r:.80}, which is not JSON: {error}") from error
+        raise ConfigurationError(f"expected a JSON object for --settings, got {text!r:.80}: {error}") from error
     if not isinstance(found, dict):
-        raise ConfigurationError(f"settings is {text!r:.80}; accepted is a JSON object")
+        raise ConfigurationError(f"expected a JSON object for --settings, got {text!r:.80}")
     return found

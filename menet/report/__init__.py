@@ -1,1 +1,1 @@
-"""Reports: tables and figures as pure functions of records, and one HTML file that holds them all."""
+"""Reports: tables, figures and sentences as pure functions of records, on one HTML page."""

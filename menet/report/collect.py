@@ -1,4 +1,4 @@
-"""What a folder holds that a report can be made of: records, certificates, audits, features, notes."""
+"""Read everything in a folder that a report is made of: records, certificates, audits, features, notes."""
 
 import json
 import os
@@ -14,12 +14,12 @@ from menet.evaluation.records import Records, read_folder
 NOTES = "report.json"
 RECONSTRUCTION = "reconstruction.png"
 KEPT_APART = ("evaluation", "records")
-"""Names of folders that say nothing of the model they are about; its own folder does."""
+"""Folders of records inside the folder of a model, which gives the model its name."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """One model and all that was measured of it."""
+    """One model and everything measured on it."""
 
     name: str
     evaluations: dict[str, Records] = field(default_factory=dict)
@@ -29,13 +29,13 @@ class Subject:
 
     @property
     def records(self) -> list[Records]:
-        """Everything of it that has a header."""
+        """All records of the model."""
         return [*self.evaluations.values(), *([self.certificate] if self.certificate else [])]
 
 
 @dataclass(frozen=True)
 class PaperNumber:
-    """A number of the paper, shown beside ours and never mixed with it."""
+    """A number from the paper, shown beside ours and never mixed with them."""
 
     model: str
     attack: str
@@ -47,20 +47,20 @@ class PaperNumber:
 
 @dataclass(frozen=True)
 class Notes:
-    """What people say about the numbers; nothing in it is measured."""
+    """What people wrote about the numbers; nothing in it is measured."""
 
     title: str = ""
     introduction: tuple[str, ...] = ()
     meaning: tuple[str, ...] = ()
     names: dict[str, str] = field(default_factory=dict)
-    """Folder of a model, relative to that of the report → its name in tables; the order is theirs too."""
+    """Folder of a model, relative to that of the report → its name in tables, in the order of the tables."""
     paper: tuple[PaperNumber, ...] = ()
     seconds: float | None = None
 
 
 @dataclass(frozen=True)
 class Collection:
-    """All that a report is made of."""
+    """Everything a report is made of."""
 
     folder: Path
     subjects: tuple[Subject, ...]
@@ -69,7 +69,7 @@ class Collection:
 
     @property
     def damage(self) -> list[str]:
-        """Every line that could not be used."""
+        """Every damaged line."""
         return [fault for subject in self.subjects for records in subject.records for fault in records.damage]
 
 
@@ -78,13 +78,13 @@ def collect(
 ) -> Collection:
     """Read everything under `folder`; a model is a folder with records, or with `evaluation/` that has them.
 
-    `notes` is a file of notes in place of the folder's own.
+    `notes` replaces the folder's own file of notes; `damaged` skips damaged lines, which are listed.
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise RecordError(f"{folder} is not a folder; a report is made of a folder of records")
+        raise RecordError(f"expected a folder of records, got {folder}, which is not a folder")
     if notes is not None and not Path(notes).is_file():
-        raise RecordError(f"{notes} is not a file of notes")
+        raise RecordError(f"expected a file of notes, got {notes}, which is not a file")
     told = read_notes(folder / NOTES if notes is None else Path(notes))
     found = {path.parent for path in folder.rglob("*.rank*.jsonl") if path.stat().st_size}
     found |= {path.parent for path in folder.rglob("audit.json")}
@@ -94,7 +94,9 @@ def collect(
         owner = place.parent if plain and place != folder else place
         groups.setdefault(owner, []).append(place)
     if not groups:
-        raise RecordError(f"{folder} holds no records (*.rank*.jsonl) and no audit.json")
+        raise RecordError(
+            f"{folder} holds no records (*.rank*.jsonl) and no audit.json; make some with menet evaluate or audit"
+        )
     subjects = [_subject(folder, owner, places, told, damaged) for owner, places in groups.items()]
     order = list(told.names.values())
     subjects.sort(key=lambda one: order.index(one.name) if one.name in order else len(order))
@@ -103,7 +105,7 @@ def collect(
 
 
 def read_notes(path: Path) -> Notes:
-    """The notes in `path`, or empty ones where there is no such file."""
+    """The notes in `path`, or empty ones if there is no such file."""
     if not path.is_file():
         return Notes()
     try:
@@ -142,7 +144,7 @@ def _subject(folder: Path, owner: Path, places: list[Path], notes: Notes, damage
 
 
 def _strength(records: Records) -> tuple[Any, ...]:
-    """An order for tables: transferred attacks first, then by size, masks per gradient and steps."""
+    """The order in tables: transfer attacks first, then by epsilon, draws per gradient and steps."""
     attack = records.evaluation["attack"]
     inner = attack["attack"] if isinstance(attack.get("attack"), dict) else attack
     epsilon = (records.evaluation.get("threat") or {}).get("epsilon")

@@ -1,15 +1,14 @@
-"""How a network arranges the classes: t-SNE and distances within and between them (the paper's figures 4, 5)."""
+"""How a network separates classes: t-SNE, and distances within and between them (the paper's figures 4, 5)."""
 
 from collections.abc import Sequence
 
 import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
 
+from menet.errors import require
 from menet.evaluation.features import Features
-from menet.report.style import FAINT, colour, sheet, styled
+from menet.report.figures import FAINT, Figure, PercentFormatter, color, legend, plain, sheet, styled
 
-CLASS_COLOURS = (
+CLASS_COLORS = (
     "#2f6db3", "#c8473f", "#2c8a5f", "#a2609f", "#c27c1a", "#4a9aa8", "#8a7a5a", "#5b5fc7", "#d97fa5", "#6b7682",
 )  # fmt: skip
 MOST = 600
@@ -17,10 +16,10 @@ MOST = 600
 
 
 def t_sne(named: Sequence[tuple[str, Features]], seed: int = 0) -> Figure:
-    """Two-dimensional maps of the vectors, one row per model: clean images left, attacked ones right."""
-    from sklearn.manifold import TSNE
+    """t-SNE of the features, one row per model: clean images left, adversarial ones right."""
     from threadpoolctl import threadpool_limits
 
+    TSNE = require("sklearn.manifold", extra="demo").TSNE
     with styled():
         figure = sheet(4.8, 2.5 * len(named) + 0.4)
         places = figure.subplots(len(named), 2, squeeze=False)
@@ -36,24 +35,24 @@ def t_sne(named: Sequence[tuple[str, Features]], seed: int = 0) -> Figure:
                 with threadpool_limits(1):
                     spots = tool.fit_transform(vectors)
                 place = places[row, column]
-                place.scatter(*spots.T, s=9, c=[_class_colour(label) for label in labels.tolist()], linewidths=0)
-                place.set_title(f"{name}\n{'clean' if kind == 'clean' else 'attacked'}", fontsize=10)
+                place.scatter(*spots.T, s=9, c=[_class_color(label) for label in labels.tolist()], linewidths=0)
+                place.set_title(f"{plain(name)}\n{kind}", fontsize=10)
                 place.set_xticks([])
                 place.set_yticks([])
-        handles = [places[0, 0].scatter([], [], s=24, c=_class_colour(label)) for label in sorted(classes)[:10]]
+        handles = [places[0, 0].scatter([], [], s=24, c=_class_color(label)) for label in sorted(classes)[:10]]
         names = [str(label) for label in sorted(classes)[:10]]
         figure.legend(handles, names, loc="outside upper left", ncols=10, columnspacing=0.7, handletextpad=0.05)
     return figure
 
 
 def distances(named: Sequence[tuple[str, Features]]) -> Figure:
-    """Empirical CDFs of distances between vectors: of one class drawn solid, of two classes dashed.
+    """Empirical CDFs of distances between features: within a class solid, between classes dashed.
 
     Each network has its own scale, so distances are in units of its mean distance between clean images of
-    different classes: what can be compared is how far the two curves of a network lie apart.
+    different classes; compare how far the two curves of a network lie apart.
     """
     with styled():
-        figure = sheet(4.8, 4.6 + 0.4 * len(named))
+        figure = sheet(4.8, 4.6)
         places = figure.subplots(2, 1, sharex=True)
         for place, kind in zip(places, ("clean", "adversarial"), strict=True):
             for position, (name, features) in enumerate(named):
@@ -63,14 +62,14 @@ def distances(named: Sequence[tuple[str, Features]]) -> Figure:
                     if len(values):
                         at = np.quantile(values / unit, np.linspace(0, 1, 200))
                         place.plot(
-                            at, np.linspace(0, 1, 200), line, color=colour(position), label=f"{name}, {word}"
+                            at, np.linspace(0, 1, 200), line, color=color(position), label=f"{name}, {word}"
                         )
-            place.set_title("clean images" if kind == "clean" else "attacked images")
+            place.set_title(f"{kind} images")
             place.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-            place.set_ylabel("share of pairs")
+            place.set_ylabel("fraction of pairs")
             place.set_xlim(left=0)
         places[1].set_xlabel("distance / mean distance between classes, clean")
-        figure.legend(*places[0].get_legend_handles_labels(), loc="outside upper left", ncols=1)
+        legend(figure, places[0])
     return figure
 
 
@@ -83,5 +82,5 @@ def _pairs(vectors: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndar
     return apart[same], apart[~same]
 
 
-def _class_colour(label: int) -> str:
-    return CLASS_COLOURS[label % len(CLASS_COLOURS)] if label >= 0 else FAINT
+def _class_color(label: int) -> str:
+    return CLASS_COLORS[label % len(CLASS_COLORS)] if label >= 0 else FAINT

@@ -1,53 +1,169 @@
-"""Figures as pure functions of what was stored; none touches matplotlib's global state."""
+"""Curves and histograms as matplotlib figures, in one style; nothing here touches matplotlib's global state.
 
-from collections.abc import Sequence
+Other modules that draw take matplotlib's classes from here, so that its absence is told in one place.
+"""
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator, NullLocator, PercentFormatter
 
-from menet.report.series import Axis, Series
-from menet.report.style import colour, line, marked_line, sheet, styled
+from menet.errors import require
+from menet.report.curves import Axis, Series
+
+matplotlib = require("matplotlib", extra="report")
+
+from matplotlib.axes import Axes  # noqa: E402 (after the line that says how to install it)
+from matplotlib.figure import Figure  # noqa: E402
+from matplotlib.ticker import (  # noqa: E402
+    FixedFormatter,
+    FixedLocator,
+    MaxNLocator,
+    NullLocator,
+    PercentFormatter,
+)
+
+INK, FAINT, GRID = "#1f2933", "#5d6975", "#d9dee3"
+
+PALETTE = ("#2f6db3", "#c8473f", "#2c8a5f", "#a2609f", "#c27c1a", "#4a9aa8", "#7a6a4f", "#5b5fc7")
+"""Colors of equal weight that stay apart in print and for most color-blind readers."""
+
+MARKERS = "osD^vP*X"
+DASHES = ("-", "--", ":")
+
+SETTINGS: dict[Any, Any] = {
+    "font.size": 11,
+    "font.family": "sans-serif",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": FAINT,
+    "axes.labelcolor": INK,
+    "axes.titlesize": 11,
+    "axes.titlelocation": "left",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "text.color": INK,
+    "xtick.color": FAINT,
+    "ytick.color": FAINT,
+    "legend.frameon": False,
+    "legend.fontsize": 10,
+    "legend.handlelength": 3.2,
+    "lines.linewidth": 2,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "menet",
+}
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """Draw in the style of the reports inside a `with` block."""
+    with matplotlib.rc_context(SETTINGS):
+        yield
+
+
+def sheet(width: float = 4.8, height: float = 3.3) -> Figure:
+    """A figure whose text is legible at the width of a phone; call it inside `styled`."""
+    return Figure(figsize=(width, height), layout="constrained", facecolor="white")
+
+
+def color(position: int) -> str:
+    """The color of the series at `position`."""
+    return PALETTE[position % len(PALETTE)]
+
+
+def line(position: int) -> dict[str, Any]:
+    """Color and dashes of the line at `position`; dashes tell lines of the same color apart."""
+    return {"color": color(position), "linestyle": DASHES[position // len(PALETTE) % len(DASHES)]}
+
+
+def marked_line(position: int) -> dict[str, Any]:
+    """The same, with a marker at each point."""
+    return {**line(position), "marker": MARKERS[position % len(MARKERS)]}
 
 
 def sweep(axis: Axis, curves: Sequence[Series]) -> Figure:
-    """Expected accuracy against one number of the evaluation, each point with its interval."""
+    """Expected robust accuracy against one setting of the evaluation, with intervals."""
     return _curves(curves, axis.label, logarithmic=axis.logarithmic)
 
 
 def votes(curves: Sequence[Series]) -> Figure:
-    """Accuracy of the vote against the number of masks that vote."""
-    return _curves(curves, "masks that vote", logarithmic=True)
+    """Robust accuracy of the majority vote against the number of votes."""
+    return _curves(curves, "votes", logarithmic=True)
 
 
 def certified(curves: Sequence[Series]) -> Figure:
-    """Certified accuracy against the number of pixels that an adversary may change."""
+    """Certified accuracy against the number of perturbed pixels."""
     with styled():
         figure = sheet()
         place = figure.add_subplot()
         for position, curve in enumerate(curves):
             at, value, low, high = _columns(curve)
             place.step(at, value, where="post", **line(position), label=curve.name)
-            place.fill_between(at, low, high, step="post", color=colour(position), alpha=0.18, linewidth=0)
+            place.fill_between(at, low, high, step="post", color=color(position), alpha=0.18, linewidth=0)
         place.xaxis.set_major_locator(MaxNLocator(integer=True))
-        _shares(place, "changed pixels", "right and proven")
-        _legend(figure, place, len(curves))
+        _percentages(place, "perturbed pixels", "certified accuracy")
+        legend(figure, place)
     return figure
 
 
 def losses(curves: Sequence[Series]) -> Figure:
-    """The attack's mean loss by step: it should rise, and flatten."""
+    """The attack's mean loss by step: it should rise and flatten."""
     with styled():
         figure = sheet()
         place = figure.add_subplot()
         for position, curve in enumerate(curves):
             at, value, _, _ = _columns(curve)
             place.plot(at, value, **line(position), label=curve.name)
-        place.set_xlabel("steps of the attack")
+        place.set_xlabel("attack steps")
         place.set_ylabel("mean loss")
-        _legend(figure, place, len(curves))
+        legend(figure, place)
     return figure
+
+
+def rank_histogram(bars: Axes, counts: Sequence[int], title: str, label: str = "approximate rank") -> None:
+    """Draw the paper's figure 1 for one dataset: `counts[r]` images have rank r, with their empirical CDF."""
+    images = sum(counts)
+    red, blue = PALETTE[1], PALETTE[0]
+    bars.bar(range(len(counts)), [count / images for count in counts], width=0.85, color=red)
+    bars.set_xlim(0.25 if not counts[0] else -0.6, len(counts) - 0.25)
+    cumulative = np.cumsum(counts) / images
+    curve = bars.twinx()
+    curve.step([*range(len(counts)), len(counts)], [*cumulative, 1.0], where="post", color=blue)
+    curve.set_ylim(0, 1.03)
+    curve.grid(visible=False)
+    for place, side, quantity in ((bars, red, "fraction of images"), (curve, blue, "empirical CDF")):
+        place.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        place.tick_params(axis="y", colors=side)
+        place.set_ylabel(quantity, color=side)
+    bars.xaxis.set_major_locator(MaxNLocator(integer=True))
+    bars.set_xlabel(label)
+    bars.set_title(plain(title), fontsize=10)
+
+
+def legend(figure: Figure, place: Axes, columns: int = 1) -> None:
+    """Name the curves of `place` above the axes, where no name can cover a curve.
+
+    Names wider than the figure are wrapped, and the figure grows by the height of the legend.
+    """
+    handles, names = place.get_legend_handles_labels()
+    if not handles:
+        return
+    width, height = figure.get_size_inches()
+    # The font is 10 points: a character takes 0.085 inches on average, the line beside it 0.6.
+    most = max(12, int((width / columns - 0.6) / 0.085))
+    wrapped = ["\n".join(textwrap.wrap(plain(name), most) or [""]) for name in names]
+    figure.legend(handles, wrapped, loc="outside upper left", ncols=columns)
+    lines = sum(name.count("\n") + 1 for name in wrapped) / columns
+    figure.set_size_inches(width, height + 0.22 * lines)
+
+
+def plain(text: str) -> str:
+    """`text` as it is written: two dollar signs would make it a formula."""
+    return text.replace("$", r"\$")
 
 
 def _curves(curves: Sequence[Series], label: str, *, logarithmic: bool) -> Figure:
@@ -74,8 +190,8 @@ def _curves(curves: Sequence[Series], label: str, *, logarithmic: bool) -> Figur
             place.xaxis.set_minor_locator(NullLocator())
             place.xaxis.set_major_locator(FixedLocator(ticks))
             place.xaxis.set_major_formatter(FixedFormatter([f"{tick:g}" for tick in ticks]))
-        _shares(place, label, "accuracy")
-        _legend(figure, place, len(curves))
+        _percentages(place, label, "robust accuracy")
+        legend(figure, place)
     return figure
 
 
@@ -85,7 +201,7 @@ def _columns(curve: Series) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndar
 
 
 def _apart(ticks: list[float]) -> list[float]:
-    """Those of the ticks whose labels do not touch on a logarithmic axis."""
+    """The ticks whose labels do not touch on a logarithmic axis."""
     least = (ticks[-1] / ticks[0]) ** (1 / 9)
     kept = [ticks[0]]
     for tick in ticks[1:]:
@@ -94,16 +210,8 @@ def _apart(ticks: list[float]) -> list[float]:
     return kept
 
 
-def _shares(place: Axes, label: str, quantity: str) -> None:
+def _percentages(place: Axes, label: str, quantity: str) -> None:
     place.set_ylim(-0.02, 1.02)
     place.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     place.set_xlabel(label)
     place.set_ylabel(quantity)
-
-
-def _legend(figure: Figure, place: Axes, count: int) -> None:
-    """Name the curves above the axes, where no name can cover a curve."""
-    if count:
-        figure.legend(*place.get_legend_handles_labels(), loc="outside upper left", ncols=1)
-        width, height = figure.get_size_inches()
-        figure.set_size_inches(width, height + 0.22 * count)

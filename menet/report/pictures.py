@@ -1,72 +1,160 @@
-"""Clean, adversarial and their difference, with and without the estimator (the paper's last figure)."""
+"""Grids of images: originals, masked, estimated, adversarial; one function draws them all."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from matplotlib.figure import Figure
+from jaxtyping import Float
 from torch import Tensor
 
-from menet.evaluation.pictures import unpack
+from menet.errors import ConfigurationError
 from menet.evaluation.records import Records
-from menet.report.reconstruction import show_image
-from menet.report.style import INK, sheet, styled
+from menet.evaluation.snapshots import unpack
+from menet.report.figures import FAINT, INK, Axes, Figure, plain, sheet, styled
 
 WRONG = "#b3261e"
 
 
-def portraits(records: Records, most: int = 4) -> Figure | None:
-    """One example per row: clean, adversarial, difference; behind a preprocessing also what the network sees.
+@dataclass(frozen=True)
+class Tile:
+    """An image on [0,1] with a title above and a caption below."""
 
-    Below each image stand the predicted class and its probability, red where it is wrong. The difference is
-    scaled to be seen; gray is no change.
-    """
-    rows = [row for row in records.rows if "pictures" in row][:most]
-    if not rows:
-        return None
-    names = records.evaluation["dataset"].get("class_names") or []
-    seen = "clean_seen" in rows[0]["pictures"]
-    columns = ["clean", "adversarial", "difference"] + (["clean_seen", "adversarial_seen"] if seen else [])
-    scale = _scale(rows)
-    defense = records.evaluation["model"].get("defense") or {}
-    done = "estimated" if defense.get("name") == "me-net" else "processed"
-    titles = {
-        "clean": "clean",
-        "adversarial": "adversarial",
-        "difference": f"difference ×{scale:g}",
-        "clean_seen": f"clean,\n{done}",
-        "adversarial_seen": f"adversarial,\n{done}",
-    }
+    image: Float[Tensor, "c h w"]
+    title: str = ""
+    caption: str = ""
+    color: str = FAINT
+    """Of the caption."""
+
+
+def image_grid(
+    rows: Sequence[Sequence[Tile | None]], title: str = "", *, inches: float = 1.05, font: float = 9
+) -> Figure:
+    """Tiles in rows, `inches` wide each; None leaves a place empty."""
+    columns = max(map(len, rows))
+    heights = [_row_height(row, inches, font) for row in rows]
     with styled():
-        # Five columns are shown as wide as three, so their words are larger.
-        words_size = 11 if seen else 9
-        figure = sheet(1.28 * len(columns), 1.44 * len(rows) + 0.45)
-        places = figure.subplots(len(rows), len(columns), squeeze=False)
-        for position, row in enumerate(rows):
-            for place, column in zip(places[position], columns, strict=True):
-                show_image(place, _image(row["pictures"], column, scale))
-                if position == 0:
-                    place.set_title(titles[column], fontsize=words_size, loc="center")
-                if column in row["pictures"]:
-                    answer = row["pictures"][column]
-                    wrong = answer["prediction"] != row["label"]
-                    words = f"{_name(names, answer['prediction'])}  {answer['probability']:.0%}"
-                    place.set_xlabel(words, fontsize=words_size, labelpad=3, color=WRONG if wrong else INK)
-                else:
-                    place.set_xlabel(f"is {_name(names, row['label'])}", fontsize=words_size, labelpad=3)
+        figure = sheet(inches * columns, sum(heights) + (0.35 if title else 0.05))
+        places = figure.subplots(len(rows), columns, squeeze=False, height_ratios=heights)
+        for row, across in zip(rows, places, strict=True):
+            for position, place in enumerate(across):
+                tile = row[position] if position < len(row) else None
+                if tile is None:
+                    place.set_visible(False)
+                    continue
+                _show(place, tile.image)
+                place.set_title(plain(tile.title), fontsize=font, loc="center")
+                place.set_xlabel(plain(tile.caption), fontsize=font - 1, labelpad=2, color=tile.color)
+        if title:
+            figure.suptitle(plain(title), x=0.01, ha="left", fontsize=11)
     return figure
 
 
-def _image(pictures: dict[str, Any], column: str, scale: float) -> Tensor:
-    return 0.5 + scale * _change(pictures) if column == "difference" else unpack(pictures[column]["image"])
+def reconstruction_grid(
+    images: Float[Tensor, "b c h w"],
+    masked: Float[Tensor, "b c h w"],
+    estimates: Mapping[str, Float[Tensor, "b c h w"]],
+    title: str = "",
+) -> Figure:
+    """One row per image: original | masked | each estimate with its PSNR, all on [0,1]."""
+    return image_grid(reconstruction_tiles(images, masked, estimates), title)
 
 
-def _change(pictures: dict[str, Any]) -> Tensor:
-    return unpack(pictures["adversarial"]["image"]) - unpack(pictures["clean"]["image"])
+def reconstruction_tiles(
+    images: Float[Tensor, "b c h w"],
+    masked: Float[Tensor, "b c h w"],
+    estimates: Mapping[str, Float[Tensor, "b c h w"]],
+) -> list[list[Tile | None]]:
+    """The tiles of `reconstruction_grid`; the first row has the titles."""
+    columns = {"original": images, "masked": masked, **estimates}
+    for name, column in columns.items():
+        if column.shape != images.shape:
+            raise ConfigurationError(f"expected {name} of shape {tuple(images.shape)}, got {tuple(column.shape)}")
+    rows: list[list[Tile | None]] = []
+    for number, original in enumerate(images):
+        rows.append([])
+        for name, column in columns.items():
+            caption = psnr(_error(column[number], original)) if name in estimates else ""
+            rows[-1].append(Tile(column[number], "" if number else name.replace("-", " "), caption))
+    return rows
+
+
+def psnr(error: float) -> str:
+    """The peak signal-to-noise ratio of images on [0,1] with this root mean square error."""
+    return f"PSNR {-20 * math.log10(error):.1f} dB" if error > 0 else "exact"
+
+
+def snapshots(records: Records, most: int = 4) -> Figure | None:
+    """One example per row: clean, adversarial, perturbation, and what the network sees behind a defense.
+
+    Below each image stand the predicted class and its probability, red if it is wrong. The perturbation is
+    scaled to be visible; gray is zero.
+    """
+    rows = [row for row in records.rows if "snapshots" in row][:most]
+    if not rows:
+        return None
+    names = records.evaluation["dataset"].get("class_names") or []
+    seen = "clean_seen" in rows[0]["snapshots"]
+    scale = _scale(rows)
+    defense = records.evaluation["model"].get("defense") or {}
+    done = "estimated" if defense.get("name") == "me-net" else "processed"
+    titles = {"clean": "clean", "adversarial": "adversarial", "perturbation": f"perturbation ×{scale:g}"}
+    if seen:
+        titles |= {"clean_seen": f"clean,\n{done}", "adversarial_seen": f"adversarial,\n{done}"}
+    grid: list[list[Tile | None]] = []
+    for number, row in enumerate(rows):
+        grid.append([])
+        for column, title in titles.items():
+            kept, title = row["snapshots"], "" if number else title
+            if column == "perturbation":
+                true = f"true: {_name(names, row['label'])}"
+                grid[-1].append(Tile(0.5 + scale * _perturbation(kept), title, true, INK))
+                continue
+            answer = kept[column]
+            caption = f"{_name(names, answer['prediction'])}  {answer['probability']:.0%}"
+            wrong = answer["prediction"] != row["label"]
+            grid[-1].append(Tile(unpack(answer["image"]), title, caption, WRONG if wrong else INK))
+    # Five columns are shown as wide as three, so their words are larger.
+    return image_grid(grid, inches=1.28, font=11 if seen else 9)
+
+
+def _row_height(row: Sequence[Tile | None], inches: float, font: float) -> float:
+    tiles = [tile for tile in row if tile is not None]
+    tallest = max((tile.image.shape[-2] / tile.image.shape[-1] for tile in tiles), default=0.0)
+    titles = max((tile.title.count("\n") + 1 for tile in tiles if tile.title), default=0)
+    captions = int(any(tile.caption for tile in tiles))
+    return inches * tallest + (titles + captions) * 1.4 * font / 72 + 0.06
+
+
+def _show(place: Axes, image: Float[Tensor, "c h w"]) -> None:
+    """Draw one image on [0,1] without axes; small ones pixel by pixel."""
+    pixels = image.detach().cpu().clamp(0, 1).numpy()
+    gray = len(pixels) == 1
+    place.imshow(
+        pixels[0] if gray else pixels.transpose(1, 2, 0),
+        cmap="gray" if gray else None,
+        vmin=0,
+        vmax=1,
+        interpolation="nearest" if max(pixels.shape[1:]) <= 128 else "antialiased",
+    )
+    place.set_xticks([])
+    place.set_yticks([])
+    place.grid(visible=False)
+    for spine in place.spines.values():
+        spine.set_visible(False)
+
+
+def _error(image: Tensor, original: Tensor) -> float:
+    return float((image.double() - original.double()).square().mean().sqrt())
+
+
+def _perturbation(kept: dict[str, Any]) -> Tensor:
+    return unpack(kept["adversarial"]["image"]) - unpack(kept["clean"]["image"])
 
 
 def _scale(rows: Sequence[dict[str, Any]]) -> float:
-    """The largest round factor at which no difference leaves the scale."""
-    most = max(float(_change(row["pictures"]).abs().max()) for row in rows)
+    """The largest round factor at which no perturbation leaves the scale."""
+    most = max(float(_perturbation(row["snapshots"]).abs().max()) for row in rows)
     return next((factor for factor in (50.0, 20.0, 10.0, 5.0, 2.0) if factor * most <= 0.5 + 1e-6), 1.0)
 
 

@@ -1,35 +1,39 @@
-"""Tables as plain values: computed from records once, written as HTML, Markdown or on a terminal."""
+"""Tables as plain values: computed from records once, shown in a terminal, in HTML or in Markdown."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
+from rich.console import Console
+from rich.markup import escape
 from rich.table import Table as RichTable
 
-from menet.evaluation.accuracy import CRITERIA, Accuracy, Criterion, accuracies, accuracy
+from menet.evaluation.accuracy import CRITERIA, Accuracy, Criterion, accuracies, accuracy, compare
 from menet.evaluation.certify import certified_accuracies
-from menet.evaluation.compare import compare
 from menet.evaluation.records import Records
 from menet.report.collect import Collection, PaperNumber, Subject
-from menet.report.plain_words import common_threat, is_at
-from menet.report.words import attack_words, interval, percent, signed, threat_words
+from menet.report.narrative import attack_words, common_threat, interval, is_at, percent, signed, threat_words
 
 FEW = 4
-"""Models that can all be compared with each other before the table is longer than anyone reads."""
+"""The most models of which each pair is compared; with more, the table would be too long to read."""
+STATUS_STYLES = {"pass": "green", "warn": "yellow", "fail": "red"}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What stands in a place of a table: text, and below it in small letters what qualifies it."""
+    """Text, and in small letters below it a note that qualifies it."""
 
     text: str
     note: str = ""
     number: bool = False
+    style: str = ""
+    """Style of the text in a terminal, as rich names it."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table with a title above and an explanation below."""
+    """A table with a title above and an explanation below it."""
 
     title: str
     columns: tuple[str, ...]
@@ -37,7 +41,7 @@ class Table:
     explanation: str = ""
 
     def markdown(self) -> str:
-        """The table as Markdown; a cell's note follows it in brackets."""
+        """The table as Markdown; a note follows its cell in parentheses."""
         lines = ["| " + " | ".join(map(_markdown, self.columns)) + " |"]
         numbers = [bool(self.rows) and self.rows[0][place].number for place in range(len(self.columns))]
         lines.append("|" + "|".join("---:" if number else "---" for number in numbers) + "|")
@@ -45,25 +49,34 @@ class Table:
             lines.append("| " + " | ".join(_markdown(_joined(cell)) for cell in row) + " |")
         return "\n".join(lines)
 
-    def rich(self) -> RichTable:
-        """The table for a terminal."""
-        table = RichTable(title=self.title, title_justify="left", title_style="bold")
+    def rich(self, *, lines: bool = True) -> RichTable:
+        """The table for a terminal, with or without lines around cells."""
+        style: dict[str, Any] = {} if lines else {"box": None, "pad_edge": False}
+        table = RichTable(title=escape(self.title), title_justify="left", title_style="bold", **style)
         for place, column in enumerate(self.columns):
             number = bool(self.rows) and self.rows[0][place].number
-            table.add_column(column, justify="right" if number else "left", no_wrap=number)
+            table.add_column(escape(column), justify="right" if number else "left", no_wrap=number)
+        names = [_joined(row[0]) for row in self.rows]
+        grouped = len(set(names)) < len(names)
         above: str | None = None
         for row in self.rows:
-            # A name is said once; a line stands between models.
-            repeated = row[0].text == above
-            if above is not None and not repeated:
+            # A name stands once, in the first of its rows; a line separates names.
+            name = _joined(row[0])
+            if grouped and above is not None and name != above:
                 table.add_section()
-            above = row[0].text
-            first = "" if repeated else _plain(_joined(row[0]))
-            table.add_row(first, *(_plain(_joined(cell)) for cell in row[1:]))
+            table.add_row("" if name == above else _styled(row[0]), *map(_styled, row[1:]))
+            above = name
         return table
 
+    def print(self, console: Console | None = None, *, lines: bool = True) -> None:
+        """Show the table and its explanation in a terminal."""
+        console = console or Console()
+        console.print(self.rich(lines=lines))
+        if self.explanation:
+            console.print(self.explanation, style="dim", markup=False, highlight=False)
+
     def only(self, *columns: str, explanation: str = "") -> "Table":
-        """The same with these columns alone."""
+        """The same table with these columns alone."""
         places = [self.columns.index(column) for column in columns]
         rows = tuple(tuple(row[place] for place in places) for row in self.rows)
         return Table(self.title, columns, rows, explanation)
@@ -75,7 +88,7 @@ def cell_of(number: Accuracy) -> Cell:
 
 
 def overview(collection: Collection) -> Table:
-    """One row per model and attack: expected and voted accuracy, clean and attacked, beside the paper's."""
+    """One row per model and attack: expected, voted and worst-case accuracy, beside the paper's numbers."""
     paper = collection.notes.paper
     rows = []
     for subject in collection.subjects:
@@ -84,38 +97,46 @@ def overview(collection: Collection) -> Table:
                 rows.append(_row(subject, "none (clean)", "", records, "clean", _claim(paper, subject, "clean")))
             words, threat = attack_words(records), threat_words(records.evaluation)
             rows.append(_row(subject, words, threat, records, "adversarial", _claim(paper, subject, label)))
-    columns = ["model", "attack", "expected", "by vote", "worst mask", "examples"]
+    columns = ["model", "attack", "expected", "majority vote", "worst draw", "examples"]
     if any(row[-1].text for row in rows):
-        columns.append("the paper")
+        columns.append("paper")
     else:
         rows = [row[:-1] for row in rows]
     return Table(
-        "Accuracy, scored on fresh masks",
+        "Clean and robust accuracy, scored on fresh random draws",
         tuple(columns),
         tuple(rows),
-        "With each number stands its 95% interval over examples. Expected: the share of masks under "
-        "which an example is right, averaged. Vote: the class most masks choose is right. Worst: every mask is "
-        "right. A network without randomness has one answer, so its three numbers are the same.",
+        "With 95% intervals over examples. Expected: the fraction of draws of the defense under which an example "
+        "is classified correctly, averaged. Majority vote: the class most draws predict is correct. "
+        "Worst draw: every draw is correct. For a deterministic model the three are the same.",
     )
 
 
 def every_accuracy(subject: Subject) -> Table:
-    """All criteria of one model, clean beside adversarial."""
+    """Every accuracy of one model under each attack, clean beside robust."""
     rows = []
     for records in subject.evaluations.values():
         numbers = accuracies(records)
         by = {(number.images, number.criterion, number.top): number for number in numbers}
+        attack = Cell(attack_words(records), threat_words(records.evaluation))
         for images, criterion, top in by:
             if images != "adversarial":
                 continue
             words = f"top-{top}, {CRITERIA.get(criterion, criterion)}"  # type: ignore[call-overload]
             pair = [cell_of(by[kind, criterion, top]) for kind in ("clean", "adversarial")]
-            rows.append((Cell(attack_words(records), threat_words(records.evaluation)), Cell(words), *pair))
+            rows.append((attack, Cell(words), *pair))
         for number in numbers:
             if number.images == "restarts":
                 words = f"top-1, {number.criterion} over restarts"
-                rows.append((Cell(attack_words(records)), Cell(words), Cell("", number=True), cell_of(number)))
-    return Table(subject.name, ("attack", "accuracy", "clean", "attacked"), tuple(rows))
+                rows.append((attack, Cell(words), Cell("", number=True), cell_of(number)))
+    examples = {len(records.rows) for records in subject.evaluations.values()}
+    draws = {records.evaluation["scoring"]["draws"] for records in subject.evaluations.values()}
+    return Table(
+        subject.name,
+        ("attack", "criterion", "clean accuracy", "robust accuracy"),
+        tuple(rows),
+        f"Examples: {_range(examples)}; random draws per example: {_range(draws)}; 95% intervals over examples.",
+    )
 
 
 def certificates(subjects: Sequence[Subject]) -> Table:
@@ -139,48 +160,83 @@ def certificates(subjects: Sequence[Subject]) -> Table:
                 )
     return Table(
         "Certified accuracy",
-        ("model", "p", "changed pixels", "right and proven", "examples"),
+        ("model", "p", "perturbed pixels", "certified accuracy", "examples"),
         tuple(rows),
-        "So many pixels may be changed in any way and by any amount, and the vote over all masks stays right.",
+        "The fraction of examples whose majority vote is correct and provably stays so under any perturbation of "
+        "this many pixels (ℓ0), with 95% intervals over examples.",
     )
 
 
-def comparisons(collection: Collection, criterion: Criterion = "vote") -> Table:
-    """Each pair of models under the attacks that both were put to, on the same examples.
+def audit_table(findings: Iterable[Mapping[str, Any]]) -> Table:
+    """The findings of an audit, one row each."""
+    rows = []
+    for finding in findings:
+        numbers = "; ".join(f"{name}: {value_words(value)}" for name, value in finding["numbers"].items())
+        status = Cell(finding["status"], style=STATUS_STYLES.get(finding["status"], ""))
+        rows.append((Cell(finding["name"]), status, Cell(finding["meaning"], numbers)))
+    return Table("Audit", ("check", "result", "meaning"), tuple(rows))
 
-    Of many models, each only with those that have no defense, and at the common size of attacks.
+
+def value_words(value: Any) -> str:
+    """A measured value, or a list of them, with four digits."""
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(value_words, value)) or "none"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def comparisons(collection: Collection, criterion: Criterion = "vote") -> Table:
+    """Each pair of models under the attacks that both were evaluated with, on the same examples.
+
+    With many models, only the pairs that include an undefended one, under the most common threat model.
     """
     subjects = [subject for subject in collection.subjects if subject.evaluations]
     pairs, reference = list(combinations(subjects, 2)), None
-    explanation = "By vote. A small p says that a difference so large is unlikely between equally good models."
+    note = ""
     if len(subjects) > FEW:
         pairs = [pair for pair in pairs if not all(map(_defended, pair))] or pairs
         reference = common_threat(subjects)
-        explanation += (
-            f" Of {len(subjects)} models, each is compared with those that have no defense, at the size most "
-            "attacks have; `menet evaluate --against` compares any two."
+        note = (
+            f" Of {len(subjects)} models, only pairs that include an undefended one are shown, under the most "
+            "common threat model; menet evaluate --against compares any two."
         )
-    rows = []
-    for first, second in pairs:
-        for label, one in first.evaluations.items():
-            other = second.evaluations.get(label)
-            if other is None or not _comparable(one, other) or not is_at(one, reference):
-                continue
-            found = compare(one, other, criterion=criterion)
-            rows.append(
-                (
-                    Cell(f"{first.name} – {second.name}"),
-                    Cell(attack_words(one), threat_words(one.evaluation)),
-                    Cell(f"{signed(100 * found.difference)} points", number=True),
-                    Cell(f"{found.only_first} : {found.only_second}", number=True),
-                    Cell(_chance(found.p_value), number=True),
-                )
-            )
+    rows = [
+        row
+        for first, second in pairs
+        for label, one in first.evaluations.items()
+        if (other := second.evaluations.get(label)) and _comparable(one, other) and is_at(one, reference)
+        for row in [_compared(first.name, one, second.name, other, criterion)]
+    ]
+    return _comparison_table(rows, note)
+
+
+def comparison(first: Subject, second: Subject, labels: Iterable[str], criterion: Criterion = "vote") -> Table:
+    """Two models under the attacks `labels`, which both were evaluated with."""
+    return _comparison_table(
+        [
+            _compared(first.name, first.evaluations[label], second.name, second.evaluations[label], criterion)
+            for label in labels
+        ]
+    )
+
+
+def _comparison_table(rows: Sequence[tuple[Cell, ...]], note: str = "") -> Table:
     return Table(
         "Models compared on the same examples",
-        ("models", "attack", "difference", "right alone", "McNemar p"),
+        ("models", "attack", "difference", "only one correct", "McNemar p"),
         tuple(rows),
-        explanation,
+        "By majority vote. A small p-value means that models of equal accuracy would rarely differ this much."
+        + note,
+    )
+
+
+def _compared(first: str, one: Records, second: str, other: Records, criterion: Criterion) -> tuple[Cell, ...]:
+    found = compare(one, other, criterion=criterion)
+    return (
+        Cell(f"{first} – {second}"),
+        Cell(attack_words(one), threat_words(one.evaluation)),
+        Cell(f"{signed(100 * found.difference)} points", number=True),
+        Cell(f"{found.only_first} : {found.only_second}", number=True),
+        Cell(_chance(found.p_value), number=True),
     )
 
 
@@ -195,12 +251,12 @@ def _row(
         cell_of(accuracy(records, images, criterion))  # type: ignore[arg-type]
         for criterion in ("expected", "vote", "worst")
     ]
-    if int(records.evaluation["scoring"]["masks"]) == 1:
+    if int(records.evaluation["scoring"]["draws"]) == 1:
         single = cell_of(accuracy(records, images, "vote"))  # type: ignore[arg-type]
         numbers = [single, Cell("same", number=True), Cell("same", number=True)]
-    beside = Cell(percent(claim.accuracy), claim.where, number=True) if claim else Cell("", number=True)
+    paper = Cell(percent(claim.accuracy), claim.where, number=True) if claim else Cell("", number=True)
     examples = Cell(f"{len(records.rows):,}", number=True)
-    return (Cell(subject.name), Cell(words, threat), *numbers, examples, beside)
+    return (Cell(subject.name), Cell(words, threat), *numbers, examples, paper)
 
 
 def _claim(paper: Sequence[PaperNumber], subject: Subject, attack: str) -> PaperNumber | None:
@@ -220,7 +276,7 @@ def _chance(p: float) -> str:
 
 
 def _spread(most: int) -> set[int]:
-    # A handful of radii, dense where they are small.
+    # A handful of radii, dense among the small ones.
     return {radius for radius in (0, 1, 2, 3, 5, 7, 10, 15, 20, 30, 50) if radius < most} | {most}
 
 
@@ -234,6 +290,10 @@ def _markdown(text: str) -> str:
     return " ".join(text.split())
 
 
-def _plain(text: str) -> str:
-    # rich reads square brackets as markup.
-    return text.replace("[", "\\[")
+def _styled(cell: Cell) -> str:
+    text = escape(_joined(cell))
+    return f"[{cell.style}]{text}[/{cell.style}]" if cell.style else text
+
+
+def _range(values: set[int]) -> str:
+    return f"{min(values):,}" if len(values) == 1 else f"{min(values):,} to {max(values):,}" if values else "none"

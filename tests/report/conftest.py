@@ -6,8 +6,7 @@ import pytest
 from report_samples import HOSTILE, sample
 
 from menet.report.collect import Collection, collect
-from menet.report.contents import Report, report_of
-from menet.report.html import page
+from menet.report.page import Report, render_html, report_of
 
 
 @pytest.fixture(scope="session")
@@ -28,4 +27,4 @@ def report(collection: Collection) -> Report:
 @pytest.fixture(scope="session")
 def whole(report: Report) -> str:
     """The page, as text."""
-    return page(report)
+    return render_html(report)

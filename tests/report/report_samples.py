@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from menet.evaluation import lines
+from menet.evaluation import jsonl
 from menet.evaluation.features import Features, save_features
-from menet.evaluation.pictures import pack
 from menet.evaluation.records import FORMAT, shard_path
+from menet.evaluation.snapshots import pack
 
 EXAMPLES, MASKS = 40, 8
 HOSTILE = "<script>alert('x')</script> & \"co\""
@@ -51,14 +51,14 @@ def evaluation(label: str, *, defense: bool, epsilon: float = 0.2, **attack: Any
         },
         "start": 0,
         "stop": EXAMPLES,
-        "batch": 10,
+        "batch_size": 10,
         "attack": settings,
         "gradient": "bpda" if defense else None,
         "threat": threat,
-        "scoring": {"masks": MASKS if defense else 1, "restart_masks": 1, "rows": 512},
+        "scoring": {"draws": MASKS if defense else 1, "restart_draws": 1, "max_batch": 512},
         "seed": 5,
-        "pictures": 2,
-        "trace": True,
+        "snapshots": 2,
+        "loss_history": True,
     }
 
 
@@ -70,7 +70,7 @@ def answer(label: int, right: bool, masks: int) -> dict[str, Any]:
 
 def write(folder: Path, about: dict[str, Any], right: int, clean: int = 38) -> None:
     """Records in which `right` of 40 examples survive the attack, under every mask, and `clean` without one."""
-    masks = about["scoring"]["masks"]
+    masks = about["scoring"]["draws"]
     rows = []
     for index in range(EXAMPLES):
         label = index % 10
@@ -79,15 +79,15 @@ def write(folder: Path, about: dict[str, Any], right: int, clean: int = 38) -> N
             "label": label,
             "clean": answer(label, index < clean, masks),
             "adversarial": answer(label, index < right, masks),
-            "change": {"linf": 0.2, "l2": 1.0, "l0": 64},
+            "perturbation": {"linf": 0.2, "l2": 1.0, "l0": 64},
             "queries": 20,
             "failed": False,
             "seconds": 0.5,
             "seeds": {"attack": 1, "clean": 2, "scoring": 3},
-            "trace": [0.1, 0.5, 0.9],
+            "loss_history": [0.1, 0.5, 0.9],
         }
         if index < 2:
-            row["pictures"] = pictures(label, bool(about["model"]["defense"]))
+            row["snapshots"] = pictures(label, bool(about["model"]["defense"]))
         rows.append(row)
     append(folder, about, rows)
 
@@ -106,14 +106,22 @@ def write_certificate(folder: Path, radii: list[int]) -> None:
     about = {key: about[key] for key in ("label", "model", "dataset", "seed")}
     about |= {"start": 0, "stop": len(radii), "p": 0.1, "entries": 1, "alpha": 0.001}
     rows = [
-        {"index": index, "label": 1, "prediction": 1, "votes": 9, "share": 0.9, "radius": radius, "seconds": 0.1}
+        {
+            "index": index,
+            "label": 1,
+            "prediction": 1,
+            "votes": 9,
+            "lower_bound": 0.9,
+            "radius": radius,
+            "seconds": 0.1,
+        }
         for index, radius in enumerate(radii)
     ]
     append(folder, about, rows)
 
 
 def append(folder: Path, about: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-    with lines.Appender(shard_path(folder, about["label"])) as file:
+    with jsonl.Appender(shard_path(folder, about["label"])) as file:
         file.append([{"format": FORMAT, "evaluation": about, "made": MADE}, *rows])
 
 

@@ -5,9 +5,10 @@ import json
 
 import pytest
 
+import menet.baselines  # noqa: F401 - registers them
 from menet.cli import main
-from menet.commands import demo
-from menet.commands.demo_plan import BESIDE, FULL, QUICK, beside
+from menet.commands import demo, demo_plan
+from menet.commands.demo_plan import BASELINES, FULL, QUICK, chosen_baselines
 from menet.preprocessed import Preprocessed
 
 TINY = dataclasses.replace(
@@ -19,24 +20,32 @@ TINY = dataclasses.replace(
     training_steps=1,
     examples=10,
     batch=5,
-    masks=3,
-    pictures=1,
+    draws=3,
+    snapshots=1,
     certified=3,
     selection=5,
     estimation=20,
 )
 
 
-@pytest.fixture
-def tiny(monkeypatch, tmp_path):
-    monkeypatch.setattr(demo, "QUICK", TINY)
-    return tmp_path / "demo"
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """A folder that two tests share, with `--quick` made tiny; the second reuses the work of the first."""
+    out = tmp_path_factory.mktemp("demo")
+    small = dataclasses.replace(
+        BASELINES["pixel-defend"], settings={"levels": 4, "width": 2, "layers": 0, "steps": 2}
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demo_plan, "QUICK", TINY)
+        patch.setitem(BASELINES, "pixel-defend", small)
+        yield out
 
 
+@pytest.mark.slow
 def test_demo_does_the_main_job_and_uses_it_again(tiny, capsys):
     assert main(["demo", "--quick", "--out", str(tiny)]) == 0
     printed = capsys.readouterr().out
-    for words in ("What the numbers mean", "upper bound", "ME-Net", "right and proven", "report.html"):
+    for words in ("What the numbers mean", "upper bound", "ME-Net", "certified accuracy", "report.html"):
         assert words in printed, words
     page = (tiny / "report.html").read_text()
     for part in ("accuracy", "pictures", "features", "certificate", "made"):
@@ -52,31 +61,26 @@ def test_demo_does_the_main_job_and_uses_it_again(tiny, capsys):
     assert main(["demo", "--quick", "--out", str(tiny), "--seed", "-1"]) == 2
 
 
-def test_other_defenses_take_part(tiny, capsys, monkeypatch):
-    small = dataclasses.replace(
-        BESIDE["pixel-defend"], settings={"levels": 4, "width": 2, "layers": 0, "steps": 2}
-    )
-    monkeypatch.setitem(BESIDE, "pixel-defend", small)
-    assert main(["demo", "--quick", "--out", str(tiny)]) == 0
-    (work,) = tiny.glob("quick-*")
-    trained = {path: path.stat().st_mtime_ns for path in work.glob("*/*.safetensors")}
-    assert trained
+@pytest.mark.slow
+def test_baselines_take_part(tiny, capsys):
+    trained = {path: path.stat().st_mtime_ns for path in tiny.glob("quick-*/*/*.safetensors")}
     capsys.readouterr()
-    assert main(["demo", "--quick", "--out", str(tiny), "--beside", "all"]) == 0
+    assert main(["demo", "--quick", "--out", str(tiny), "--baselines", "all"]) == 0
     printed, page = capsys.readouterr().out, (tiny / "report.html").read_text()
-    # What was there is used again, and each other defense is attacked and told of.
+    (work,) = tiny.glob("quick-*")
+    # What was there is used again, and each baseline is attacked and reported.
     assert {path: path.stat().st_mtime_ns for path in trained} == trained
-    for name, other in BESIDE.items():
+    for name, other in BASELINES.items():
         assert list((work / name / "evaluation").glob("*.jsonl")), name
         assert f"{other.title}: " in printed
         assert other.title in page
 
 
-def test_defenses_to_put_beside_are_named(tmp_path, capsys):
-    assert beside(("jpeg", "thermometer", "jpeg")) == ("thermometer", "jpeg")
-    assert main(["demo", "--out", str(tmp_path), "--beside", "jpg"]) == 2
-    assert "beside is 'jpg'; accepted are all, thermometer" in capsys.readouterr().err
-    assert set(BESIDE) == Preprocessed.kinds.keys() - {"me-net"}
+def test_unknown_baselines_are_refused(tmp_path, capsys):
+    assert chosen_baselines(("jpeg", "thermometer", "jpeg")) == ("thermometer", "jpeg")
+    assert main(["demo", "--out", str(tmp_path), "--baselines", "jpg"]) == 2
+    assert "unknown baseline 'jpg'; choose from all, thermometer" in capsys.readouterr().err
+    assert set(BASELINES) == Preprocessed.kinds.keys() - {"me-net"}
 
 
 def test_settings_decide_the_folder():
@@ -84,7 +88,7 @@ def test_settings_decide_the_folder():
     assert len(keys) == 6
 
 
-def test_copies_are_trained_independently_of_what_they_attack():
+def test_surrogates_are_trained_independently_of_what_they_attack():
     by = {network.folder: network.config(FULL, 0) for network in FULL.networks}
     for name in ("vanilla", "me-net"):
         first, second = by[name], by[f"{name}-copy"]
@@ -95,6 +99,6 @@ def test_copies_are_trained_independently_of_what_they_attack():
 
 
 def test_every_configuration_is_accepted():
-    for plan in (FULL, dataclasses.replace(QUICK, beside=tuple(BESIDE))):
+    for plan in (FULL, dataclasses.replace(QUICK, baselines=tuple(BASELINES))):
         for network in plan.networks:
             assert network.config(plan, 3).defense.get("name") == network.defense.get("name")

@@ -13,14 +13,13 @@ from scipy.stats import binomtest
 from menet.cli import main
 from menet.errors import ConfigurationError, RecordError
 from menet.evaluation.features import load_features
-from menet.report import series
+from menet.report import curves
 from menet.report.collect import collect
-from menet.report.contents import report_of
-from menet.report.html import page
-from menet.report.markdown import write_markdown
-from menet.report.plain_words import meaning
-from menet.report.reconstruction import grid
-from menet.report.tables import Cell, Table, comparisons, overview
+from menet.report.figures import legend, sheet, styled
+from menet.report.narrative import attack_words, findings
+from menet.report.page import Report, Section, render_html, report_of, write_markdown
+from menet.report.pictures import reconstruction_grid
+from menet.report.tables import Cell, Table, comparisons, every_accuracy, overview
 
 
 def test_planted_accuracies_stand_in_the_table_with_intervals_by_scipy(collection):
@@ -32,7 +31,7 @@ def test_planted_accuracies_stand_in_the_table_with_intervals_by_scipy(collectio
     assert (row[6].text, row[6].note) == ("52.8%", "table 3")
     alone = rows["vanilla", "PGD, 20 steps", "ℓ∞ ≤ 0.2"]
     assert [cell.text for cell in alone[2:5]] == ["2.5%", "same", "same"]
-    assert rows[HOSTILE, "PGD, BPDA, 20 steps, EOT over 20 masks", "ℓ∞ ≤ 0.2"][2].text == "35.0%"
+    assert rows[HOSTILE, "PGD, BPDA, 20 steps, EOT over 20 draws", "ℓ∞ ≤ 0.2"][2].text == "35.0%"
     assert rows["vanilla", "none (clean)", ""][2].text == "95.0%"
 
 
@@ -47,7 +46,7 @@ def test_models_are_compared_by_mcnemar(collection):
 
 
 def test_curves_are_of_evaluations_that_differ_in_one_number(collection):
-    found = {axis.name: curves for axis, curves in series.sweeps(collection.subjects).items()}
+    found = {axis.name: curves for axis, curves in curves.sweeps(collection.subjects).items()}
     assert set(found) == {"epsilon", "eot"}
     (curve,) = found["epsilon"]
     assert [(point.at, point.value) for point in curve.points] == [
@@ -63,7 +62,7 @@ def test_curves_are_of_evaluations_that_differ_in_one_number(collection):
 def test_evaluations_with_other_settings_are_not_joined(tmp_path):
     for masks in (1, 5, 20):
         write(tmp_path, evaluation(f"a{masks}", defense=True, eot=masks, steps=10 + masks), right=10)
-    assert series.sweeps(collect(tmp_path).subjects) == {}
+    assert curves.sweeps(collect(tmp_path).subjects) == {}
 
 
 def test_votes_of_more_masks_are_counted_from_the_rows(collection):
@@ -72,51 +71,52 @@ def test_votes_of_more_masks_are_counted_from_the_rows(collection):
     wrong = (rows[0]["label"] + 1) % 10
     rows[0]["adversarial"]["predictions"] = [wrong, wrong] + [rows[0]["label"]] * 6
     changed = dataclasses.replace(records, rows=tuple(rows))
-    points = {point.at: point.value for point in series.voting(changed).points}
+    points = {point.at: point.value for point in curves.voting(changed).points}
     assert points[1] == 22 / 40
     assert points[8] == 23 / 40
 
 
-def test_words_say_that_expectation_lowers_the_number_and_who_holds(collection):
-    words = "\n".join(meaning(collection))
+def test_findings_say_that_eot_lowers_robust_accuracy_and_who_is_more_robust(collection):
+    words = "\n".join(findings(collection))
     assert "57.5%" in words
-    assert "with 20 masks 35.0%" in words
-    assert "−22.5 points. A number from one mask per gradient overstates this defense" in words
-    assert re.search(rf"At ℓ∞ ε = 0\.2, .* {re.escape(HOSTILE)} \(35\.0%\) holds better than vanilla \(", words)
+    assert re.search(r"57\.5% \(\d.*\) with one draw per gradient and 35\.0% \(\d.*\) with 20 draws", words)
+    assert "−22.5 points. An attack without EOT overestimates this defense" in words
+    assert re.search(rf"At ℓ∞ ε = 0\.2, .* {re.escape(HOSTILE)} \(35\.0%\) is more robust than vanilla \(", words)
     assert "upper bound" in words
 
 
-def test_words_do_not_claim_a_difference_that_may_be_chance(tmp_path):
+def test_findings_do_not_claim_a_difference_that_may_be_chance(tmp_path):
     write(tmp_path, evaluation("one", defense=True), right=20)
     write(tmp_path, evaluation("many", defense=True, eot=20), right=19)
-    words = "\n".join(meaning(collect(tmp_path)))
+    words = "\n".join(findings(collect(tmp_path)))
     assert "may be chance" in words
-    assert "overstates" not in words
+    assert "overestimates" not in words
 
 
-def test_what_masks_take_away_is_told_for_gradients_of_one_kind(tmp_path):
+def test_eot_is_compared_within_one_kind_of_gradient(tmp_path):
     write(tmp_path, evaluation("one", defense=True), right=30)
     write(tmp_path, evaluation("many", defense=True, eot=20), right=20)
     write(tmp_path, {**evaluation("exact", defense=True, eot=20), "gradient": "exact"}, right=5)
-    words = "\n".join(meaning(collect(tmp_path)))
-    assert "(PGD, exact gradient, 20 steps, EOT over 20 masks) leaves 12.5%" in words
-    assert "one mask per gradient 75.0%" in words
-    assert "with 20 masks 50.0%" in words
+    words = "\n".join(findings(collect(tmp_path)))
+    assert re.search(
+        r"worst case over attacks: 12\.5% \(\d.*\) \(PGD, exact gradient, 20 steps, EOT over 20 draws\)", words
+    )
+    assert re.search(r"75\.0% \(\d.*\) with one draw per gradient and 50\.0% \(\d.*\) with 20 draws", words)
 
 
-def test_words_name_where_the_defense_does_not_hold(tmp_path):
+def test_findings_name_a_defense_that_is_less_robust(tmp_path):
     write(tmp_path / "b", evaluation("pgd", defense=True), right=2)
     write(tmp_path / "a", evaluation("pgd", defense=False), right=35)
-    assert re.search(r"b \(\d.*%\) does not hold where a \(\d.*%\) does\.", "\n".join(meaning(collect(tmp_path))))
+    assert re.search(r"b \(\d.*%\) is less robust than a \(\d.*%\)\.", "\n".join(findings(collect(tmp_path))))
 
 
-def test_words_say_where_a_larger_attack_finds_less(tmp_path):
+def test_findings_name_attacks_that_fail_at_a_larger_budget(tmp_path):
     for epsilon, right in ((0.1, 20), (0.2, 10), (0.3, 18)):
         label = f"pgd:epsilon={epsilon}"
         write(tmp_path / "a", evaluation(label, defense=False, epsilon=epsilon), right=right)
-    words = "\n".join(meaning(collect(tmp_path)))
-    assert "25.0% remain at ε = 0.2 and 45.0% at ε = 0.3. Whoever may change more can do no worse" in words
-    assert "at ε = 0.1 and" not in words
+    words = "\n".join(findings(collect(tmp_path)))
+    assert "rises from 25.0% at ε = 0.2 to 45.0% at ε = 0.3. A larger budget can only help" in words
+    assert "at ε = 0.1" not in words
 
 
 def test_many_models_are_compared_with_those_without_a_defense(tmp_path):
@@ -163,13 +163,13 @@ def test_page_has_every_part(whole):
 
 def test_same_records_give_the_same_page(tmp_path):
     write(tmp_path, evaluation("pgd", defense=True), right=20)
-    first, second = (page(report_of(collect(tmp_path))) for _ in range(2))
+    first, second = (render_html(report_of(collect(tmp_path))) for _ in range(2))
     assert "image/svg" in first
     assert first == second
 
 
 def test_certified_numbers(collection):
-    points = series.certified(collection.subjects[1]).points
+    points = curves.certified(collection.subjects[1]).points
     assert [(point.at, point.value) for point in points] == [
         (0, 0.9), (1, 0.7), (2, 0.5), (3, 0.4), (4, 0.2), (5, 0.2), (6, 0.0),
     ]  # fmt: skip
@@ -214,7 +214,7 @@ def test_damaged_rows_are_left_out_only_if_asked_and_then_named(tmp_path):
     file.write_text("".join([*text[:3], text[3].replace('"index":2', '"index":3', 1), *text[4:]]))
     with pytest.raises(RecordError, match=":4 is damaged"):
         collect(tmp_path)
-    shown = page(report_of(collect(tmp_path, damaged=True)))
+    shown = render_html(report_of(collect(tmp_path, damaged=True)))
     assert ":4 is damaged" in shown
     assert ">39<" in shown
 
@@ -234,7 +234,7 @@ def test_bad_audit_and_features_are_named(tmp_path):
         collect(tmp_path)
     file = tmp_path / "pgd.features.safetensors"
     file.write_bytes(b"nonsense")
-    with pytest.raises(RecordError, match="does not hold features"):
+    with pytest.raises(RecordError, match=r"features\.safetensors .* features"):
         load_features(file)
 
 
@@ -244,9 +244,45 @@ def test_features_round_trip(collection):
     np.testing.assert_allclose(features.adversarial, features.clean + 1)
 
 
-def test_grid_puts_errors_under_estimates_and_refuses_other_shapes(without_annotation_checks):
+def test_grid_puts_the_psnr_under_estimates_and_refuses_other_shapes(without_annotation_checks):
     images = torch.zeros(2, 3, 8, 8)
-    figure = grid(images, images, {"usvt": images + 0.25})
-    assert [place.get_xlabel() for place in figure.axes] == ["", "", "error 0.250"] * 2
-    with pytest.raises(ConfigurationError, match="usvt has shape"):
-        grid(images, images, {"usvt": images[:1]})
+    figure = reconstruction_grid(images, images, {"usvt": images + 0.1, "exact": images})
+    assert [place.get_xlabel() for place in figure.axes] == ["", "", "PSNR 20.0 dB", "exact"] * 2
+    assert [place.get_title() for place in figure.axes[:4]] == ["original", "masked", "usvt", "exact"]
+    with pytest.raises(ConfigurationError, match=r"expected usvt of shape \(2, 3, 8, 8\), got \(1, 3, 8, 8\)"):
+        reconstruction_grid(images, images, {"usvt": images[:1]})
+
+
+def test_the_two_attacks_named_cw_are_told_apart(tmp_path):
+    write(tmp_path, evaluation("cw", defense=False, kind="CW"), right=20)
+    write(tmp_path, evaluation("cw-l2", defense=False, kind="CWL2"), right=10)
+    shown = [row[0].text for row in every_accuracy(collect(tmp_path).subjects[0]).rows]
+    assert set(shown) == {"CW (margin), 20 steps", "CW-L2, 20 steps"}
+
+
+def test_a_multi_targeted_attack_is_named_with_its_inner_one(tmp_path):
+    about = evaluation("pgd-targeted", defense=False)
+    about["attack"] = {"kind": "MultiTargeted", "attack": about["attack"]}
+    write(tmp_path, about, right=20)
+    (records,) = collect(tmp_path).subjects[0].evaluations.values()
+    assert attack_words(records) == "multi-targeted PGD, 20 steps"
+
+
+def test_words_between_backticks_are_code_and_everything_is_escaped():
+    shown = render_html(Report("T", ("run `menet <b> reproduce`",), (Section("a", "A", ("`x` & y",)),)))
+    assert "<p>run <code>menet &lt;b&gt; reproduce</code></p>" in shown
+    assert "<p><code>x</code> &amp; y</p>" in shown
+
+
+def test_long_names_do_not_leave_the_figure():
+    with styled():
+        figure = sheet()
+        place = figure.add_subplot()
+        place.plot(
+            [0, 1], [0, 1], label="a network with a long name, PGD, exact gradient, 1,000 steps, 20 draws, $5 $6"
+        )
+        legend(figure, place)
+        figure.draw_without_rendering()
+        box = figure.legends[0].get_window_extent()
+    assert box.x0 >= 0
+    assert box.x1 <= figure.bbox.x1

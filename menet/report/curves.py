@@ -1,4 +1,4 @@
-"""Curves hidden in records: evaluations that differ in one number, votes of more masks, losses by step."""
+"""Curves that records contain: accuracy against one setting or the number of votes, and loss by step."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -7,11 +7,15 @@ from typing import Any
 
 import numpy as np
 
+from menet.attacks import TITLES
 from menet.evaluation.accuracy import Accuracy, accuracy, vote_rank
 from menet.evaluation.certify import certified_accuracies
 from menet.evaluation.intervals import clopper_pearson
 from menet.evaluation.records import Records
 from menet.report.collect import Subject
+
+ATTACK_NAMES = TITLES
+"""Names of attacks in tables and legends, where they differ from those of their classes."""
 
 
 @dataclass(frozen=True)
@@ -34,21 +38,21 @@ class Series:
 
 @dataclass(frozen=True)
 class Axis:
-    """A number of an evaluation that a curve can be drawn against."""
+    """A setting of an evaluation that a curve can be drawn against."""
 
     name: str
     title: str
     label: str
     value: Callable[[Mapping[str, Any]], float | None]
     clean_at: float | None = None
-    """Where the accuracy on clean images belongs, if anywhere."""
+    """The value at which clean accuracy is the first point, if any."""
     logarithmic: bool = False
 
 
 def sweeps(subjects: Sequence[Subject]) -> dict[Axis, list[Series]]:
-    """For each axis the curves of evaluations that agree in everything but that number, three or more points.
+    """For each axis, the curves of evaluations that differ in that setting alone, with three or more points.
 
-    For `p`, evaluations of different models are joined where only the defense's p tells them apart.
+    For `p`, a curve joins evaluations of models that differ only in the defense's p.
     """
     found: dict[Axis, list[Series]] = {}
     for axis in AXES:
@@ -65,12 +69,12 @@ def sweeps(subjects: Sequence[Subject]) -> dict[Axis, list[Series]]:
 
 
 def voting(records: Records) -> Series | None:
-    """The accuracy of the vote of the first k scoring masks, k = 1, 2, …: what voting gains on its own."""
-    masks = int(records.evaluation["scoring"]["masks"])
-    if masks < 3:
+    """Accuracy of the majority vote over the first k scoring draws, k = 1, 2, …: what voting gains on its own."""
+    draws = int(records.evaluation["scoring"]["draws"])
+    if draws < 3:
         return None
     points = []
-    for count in sorted({round(masks ** (step / 12)) for step in range(13)}):
+    for count in sorted({round(draws ** (step / 12)) for step in range(13)}):
         right = sum(
             vote_rank(row["adversarial"]["predictions"][:count], row["label"]) == 0 for row in records.rows
         )
@@ -80,16 +84,16 @@ def voting(records: Records) -> Series | None:
 
 
 def losses(records: Records) -> Series | None:
-    """The mean loss of the attack at its start and after each step, where the rows kept it."""
-    traces = [row["trace"] for row in records.rows if row.get("trace")]
-    if not traces or len({len(trace) for trace in traces}) != 1:
+    """The mean loss of the attack at its start and after each step, if the rows have loss histories."""
+    histories = [row["loss_history"] for row in records.rows if row.get("loss_history")]
+    if not histories or len({len(history) for history in histories}) != 1:
         return None
-    mean = np.asarray(traces, float).mean(0)
+    mean = np.asarray(histories, float).mean(0)
     return Series(records.label, tuple(Point(step, value, value, value) for step, value in enumerate(mean)))
 
 
 def certified(subject: Subject) -> Series | None:
-    """Certified accuracy against the number of changed pixels."""
+    """Certified accuracy against the number of perturbed pixels."""
     if subject.certificate is None:
         return None
     found = certified_accuracies(subject.certificate)
@@ -124,16 +128,20 @@ def _p(evaluation: Mapping[str, Any]) -> float | None:
 
 
 AXES = (
-    Axis("epsilon", "Accuracy against the size of the change", "ε (pixels of [0,1])", _epsilon, clean_at=0.0),
-    Axis("steps", "Accuracy against the attack's steps", "steps", _setting("steps"), logarithmic=True),
-    Axis("eot", "Accuracy against masks per gradient", "masks per gradient", _setting("eot"), logarithmic=True),
-    Axis("p", "Accuracy against the share of observed pixels", "mean of p", _p),
+    Axis("epsilon", "Robust accuracy by perturbation budget", "ε (pixels in [0,1])", _epsilon, clean_at=0.0),
+    Axis("steps", "Robust accuracy by attack steps", "steps", _setting("steps"), logarithmic=True),
+    Axis("eot", "Robust accuracy by draws per gradient", "draws per gradient", _setting("eot"), logarithmic=True),
+    Axis("p", "Robust accuracy by observation probability", "mean of p", _p),
 )
 
 
 def _rest(evaluation: Mapping[str, Any], axis: Axis, name: str) -> str:
-    """All of an evaluation but what varies along the axis, as text to compare by."""
-    rest = json.loads(json.dumps({key: evaluation[key] for key in ("dataset", "attack", "gradient", "threat")}))
+    """Everything in an evaluation except what varies along the axis, as text to compare by."""
+    rest = json.loads(
+        json.dumps(
+            {key: evaluation.get(key) for key in ("dataset", "attack", "gradient", "fixed_draws", "threat")}
+        )
+    )
     inner: Any = _attack(rest)
     for part in (rest["attack"], inner):
         part.pop(axis.name, None)
@@ -168,9 +176,9 @@ def _kind(records: Records) -> str:
     attack = records.evaluation["attack"]
     eot = _attack(records.evaluation).get("eot") or 1
     kind = str(_attack(records.evaluation).get("kind", "attack"))
-    transferred = "transfer " if attack.get("kind") == "Transfer" else ""
+    transfer = "transfer " if attack.get("kind") == "Transfer" else ""
     exact = ", exact" if records.evaluation.get("gradient") == "exact" else ""
-    return f"{transferred}{kind}" + (f" + EOT {eot}" if eot > 1 else "") + exact
+    return f"{transfer}{ATTACK_NAMES.get(kind, kind)}" + (f" + EOT {eot}" if eot > 1 else "") + exact
 
 
 def _point(at: float, number: Accuracy) -> Point:

@@ -1,0 +1,81 @@
+"""Names and choices that options accept, spelled out so that help needs no heavy import.
+
+A test compares each with the registry it comes from.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+Norm = Literal["linf", "l2"]
+Objective = Literal["standard", "adversarial", "trades"]
+Optimizer = Literal["sgd", "adamw"]
+Schedule = Literal["step", "one-cycle"]
+Precision = Literal["auto", "float32", "bfloat16"]
+Recipe = Literal["short", "paper"]
+
+ESTIMATORS = ("nuclear-norm", "usvt", "soft-impute", "tubal", "mask-only")
+DATASETS = ("digits", "mnist", "cifar10", "svhn", "tiny-imagenet", "folder")
+MODELS = ("lenet", "small", "resnet18", "wide-resnet-28-10", "wide-resnet-34-10", "densenet121")
+BASELINES = (
+    "thermometer", "total-variation", "pixel-defend", "bit-depth", "median", "resize-pad", "discretize", "jpeg",
+)  # fmt: skip
+ATTACKS = (
+    "fgsm", "pgd", "pgd-targeted", "cw", "cw-l2", "bpda", "bpda-eot", "approximate-input", "projected-bpda",
+    "classifier-only", "boundary", "hop-skip-jump", "spsa", "square", "apgd-ce", "apgd-dlr", "apgd-targeted",
+    "autoattack", "autoattack-rand",
+)  # fmt: skip
+
+Run = Annotated[
+    str,
+    tyro.conf.Positional,
+    tyro.conf.arg(
+        metavar="RUN", help="A run folder or weights file of `menet train`, or package.module:factory."
+    ),
+]
+Data = Annotated[
+    str | None,
+    tyro.conf.arg(
+        metavar="NAME",
+        help="digits, mnist, cifar10, svhn, tiny-imagenet or a folder of images. "
+        "Default: the dataset of the training run.",
+        help_behavior_hint="",
+    ),
+]
+Split = Annotated[str, tyro.conf.arg(metavar="{train,test}", help="Part of the dataset.")]
+Side = Annotated[
+    int | None,
+    tyro.conf.arg(
+        metavar="INT",
+        help="Resize and crop the images of a folder to this size. Default: keep it.",
+        help_behavior_hint="",
+    ),
+]
+Root = Annotated[
+    Path | None,
+    tyro.conf.arg(
+        metavar="PATH",
+        help="Folder of the datasets. Default: $MENET_DATA, else the user's cache folder.",
+        help_behavior_hint="",
+    ),
+]
+Dataset = Annotated[
+    str,
+    tyro.conf.Positional,
+    tyro.conf.arg(metavar="DATASET", help="digits, mnist, cifar10, svhn, tiny-imagenet, or folder:PATH."),
+]
+Epsilon = Annotated[
+    str | None,
+    tyro.conf.arg(
+        metavar="FLOAT",
+        help="Perturbation budget in pixels of [0,1], such as 8/255. "
+        "Default: the paper's, 0.3 for digits and mnist, 8/255 for the others.",
+        help_behavior_hint="",
+    ),
+]
+MaxBatch = Annotated[
+    int, tyro.conf.arg(help="Most images in one forward pass. Lower it to save memory; results do not change.")
+]
+Seed = Annotated[int, tyro.conf.arg(help="Seed of all randomness.")]
+Device = Annotated[str, tyro.conf.arg(help="cpu, cuda, cuda:0, …")]

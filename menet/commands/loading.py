@@ -1,0 +1,164 @@
+"""The model, dataset, device and budget that options name."""
+
+import difflib
+import importlib
+import inspect
+import json
+import math
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from menet import data
+from menet.errors import ConfigurationError
+from menet.evaluation.attack_spec import number_or_word
+
+PAPER_EPSILON = {"digits": 0.3, "mnist": 0.3}
+
+
+def model_of(name: str) -> tuple[nn.Module, str]:
+    """The model that `name` names, in evaluation mode, and where it came from.
+
+    A run folder or weights file, or `package.module:factory` with a function of no arguments that returns an
+    `nn.Module`; modules in the current folder can be imported.
+    """
+    if Path(name).exists():
+        from menet.training import load_model
+
+        return load_model(Path(name)).eval(), name
+    module, sign, attribute = name.partition(":")
+    if not sign or not all(part.isidentifier() for part in [*module.split("."), *attribute.split(".")]):
+        raise ConfigurationError(f"expected a run folder, a weights file or package.module:factory, got {name!r}")
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        found: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(f"{name!r} cannot be imported: {error}") from error
+    model = found if isinstance(found, nn.Module) else _call(name, found)
+    if not isinstance(model, nn.Module):
+        raise ConfigurationError(f"expected {name!r} to return a torch.nn.Module, got a {type(model).__name__}")
+    return model.eval(), name
+
+
+def _call(name: str, factory: Any) -> Any:
+    try:
+        inspect.signature(factory).bind()
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"{name!r} cannot be called without arguments: {error}") from error
+    return factory()
+
+
+def check_dataset(name: str) -> str:
+    """`name`, if it is that of a dataset; the error for another one says what may be meant."""
+    kind = name.partition(":")[0]
+    if kind in data.NAMES:
+        return name
+    close = difflib.get_close_matches(kind, data.NAMES, n=1)
+    if Path(name).is_dir():
+        hint = f"did you mean folder:{name}?"
+    elif close:
+        hint = f"did you mean {close[0]!r}?"
+    else:
+        hint = f"choose from {', '.join(data.NAMES)} (a folder of images is folder:PATH)"
+    raise ConfigurationError(f"unknown dataset {name!r}; {hint}")
+
+
+def dataset_of(
+    name: str | None, run: str, split: str, root: Path | None = None, side: int | None = None
+) -> data.Dataset:
+    """The dataset `name`, which may be a folder of images; without a name, the one the run was trained on."""
+    if name is None:
+        name = _dataset_of_run(Path(run))
+    if name.partition(":")[0] not in data.NAMES and Path(name).is_dir():
+        name = f"folder:{name}"
+    return data.load(check_dataset(name), split, root, side=side)
+
+
+def _dataset_of_run(run: Path) -> str:
+    folder = run if run.is_dir() else run.parent
+    config = folder / "config.json"
+    if config.is_file():
+        try:
+            found = json.loads(config.read_text()).get("dataset")
+        except (ValueError, AttributeError) as error:
+            raise ConfigurationError(f"{config} is not a JSON object; name the dataset with --data") from error
+        if isinstance(found, dict):
+            found = found.get("name")
+        if isinstance(found, str):
+            return found
+    raise ConfigurationError(f"{run} does not say what it was trained on; name the dataset with --data")
+
+
+def check_model(model: nn.Module, dataset: data.Dataset, device: torch.device) -> None:
+    """Pass one image through the model and expect a logit for each class of the dataset.
+
+    Afterwards a model with randomness of its own has drawn once; whoever measures it reseeds it first.
+    """
+    images, _ = dataset.batch(slice(0, 1))
+    shape = "×".join(map(str, images.shape[1:]))
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            logits = model(images.to(device))
+    except (RuntimeError, ValueError, TypeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigurationError(
+            f"the model fails on a {shape} image of {dataset.name}: {reason:.200}"
+        ) from error
+    classes = len(dataset.classes)
+    if not isinstance(logits, torch.Tensor) or logits.ndim != 2 or len(logits) != 1:
+        got = f"shape {tuple(logits.shape)}" if isinstance(logits, torch.Tensor) else type(logits).__name__
+        raise ConfigurationError(f"expected logits of shape (1, {classes}) for one image, got {got}")
+    if logits.shape[1] < classes:
+        raise ConfigurationError(
+            f"expected a logit for each of the {classes} classes of {dataset.name}, got {logits.shape[1]}"
+        )
+
+
+def device_of(name: str) -> torch.device:
+    """The device of that name, if this machine has it; under torchrun, `cuda` is each process's own GPU."""
+    if name == "cuda" and "LOCAL_RANK" in os.environ:
+        name = f"cuda:{os.environ['LOCAL_RANK']}"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigurationError(f"unknown device {name!r}; choose from cpu, cuda, cuda:0, …") from error
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device.type == "cuda" and (device.index or 0) >= count:
+        found = f"it sees {count} GPUs" if count else "it sees no GPU"
+        raise ConfigurationError(f"PyTorch cannot use {name!r} here: {found}; use --device cpu")
+    return device
+
+
+def epsilon_of(text: str | float | None, dataset: str, norm: str = "linf") -> float:
+    """`text` as a number (8/255 is one), or the paper's choice for the dataset."""
+    if text is None:
+        return PAPER_EPSILON.get(dataset, 8 / 255)
+    value = fraction(text)
+    if value is None or not value >= 0:
+        raise ConfigurationError(f"expected epsilon >= 0, such as 0.3 or 8/255, got {text!r}")
+    if norm == "linf" and 1 < value < math.inf:
+        raise ConfigurationError(
+            f"expected epsilon <= 1 for linf, as pixels are in [0,1], got {text}; did you mean {value:g}/255?"
+        )
+    return value
+
+
+def fraction(text: str | float) -> float | None:
+    """`text` as a number (8/255 is one); None if it is not a number."""
+    value = number_or_word(text) if isinstance(text, str) else text
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def default_folder(run: str, name: str) -> Path:
+    """Where a command puts its results: in the run folder, or under `runs` for a factory."""
+    path = Path(run)
+    if path.exists():
+        return (path if path.is_dir() else path.parent) / name
+    return Path("runs") / run.replace(":", ".") / name
