@@ -13,11 +13,14 @@ from menet.attacks.base import Attack, AttackResult, Task
 from menet.attacks.losses import CrossEntropy
 
 
+THREAT = menet.ThreatModel("linf", 0.1)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Momentum(Attack):
     """Momentum iterative FGSM (Dong et al. 2018): steps along the sign of an accumulated gradient."""
 
-    threat: menet.ThreatModel = menet.ThreatModel("linf", 0.1)
+    threat: menet.ThreatModel = THREAT
     steps: int = 10
     decay: float = 1.0
 
@@ -30,7 +33,7 @@ class Momentum(Attack):
             accumulated = self.decay * accumulated + gradient / gradient.abs().mean((1, 2, 3), keepdim=True)
             step = self.threat.epsilon / self.steps * accumulated.sign()
             images = self.threat.project(images + step, task.images)
-        # The base class checks that what comes back lies in the threat model; `task.model` has counted its queries.
+        # The base class checks that the result lies in the threat model; `task.model` has counted its queries.
         return AttackResult(images=images, queries=task.model.counts)
 
 
@@ -38,7 +41,7 @@ def main() -> None:
     testing = menet.data.load("digits", "test")
     images, labels = testing.batch(slice(0, 100))
     model = trained(menet.data.load("digits", "train"))
-    for attack in (Momentum(), PGD(threat=Momentum().threat, steps=10)):
+    for attack in (Momentum(), PGD(threat=THREAT, steps=10)):
         result = attack(model, images, labels, generator=torch.Generator().manual_seed(0))
         accuracy = (model(result.images).argmax(1) == labels).float().mean()
         print(f"{type(attack).__name__:9} robust accuracy {accuracy:.0%}  {result}")

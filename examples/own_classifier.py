@@ -43,9 +43,7 @@ def main() -> None:
     accuracy = {"clean": (model.vote(images) == labels).float().mean()}
     for gradient, draws in (("bpda", 1), ("exact", 10)):
         attack = attacks.build("pgd", epsilon=0.1, steps=20, eot=draws)
-        found = attack(
-            model.with_gradient(gradient), images, labels, generator=torch.Generator().manual_seed(0)
-        )
+        found = attack(model.with_gradient(gradient), images, labels, generator=torch.Generator().manual_seed(0))
         # The vote draws new masks: a defense is never scored on the draws that the attack saw.
         accuracy[f"PGD-20, {gradient}, {draws} draws"] = (model.vote(found.images) == labels).float().mean()
     for name, value in accuracy.items():
