@@ -12,7 +12,6 @@ from menet.attacks import PGD
 from menet.attacks.base import Attack, AttackResult, Task
 from menet.attacks.losses import CrossEntropy
 
-
 THREAT = menet.ThreatModel("linf", 0.1)
 
 
