@@ -51,7 +51,8 @@ class Norm(NamedTuple):
     def shrunk(cls, part: Tensor, threshold: float, dim: tuple[int, ...], weight: float = 1.0) -> Self:
         """At the result of the proximal map of `part`, which is shorter by `threshold`."""
         size = torch.linalg.vector_norm(part, dim=dim, keepdim=True)
-        factor = torch.where(size > threshold, weight / (size - threshold).clamp(min=SHORTEST), 0.0)
+        left = size - threshold
+        factor = torch.where(left > SHORTEST, weight / left, 0.0)
         return cls(part / size.clamp(min=1e-12), factor, dim)
 
     def bend(self, part: Tensor) -> Tensor:
