@@ -44,7 +44,7 @@ def test_eot_over_masks_lowers_accuracy_at_equal_steps(gradient, least, menet, s
 
 def test_attacks_for_deterministic_models_run_on_a_fixed_bank_of_masks(menet, some):
     images, labels = some[0][:10], some[1][:10]
-    fixed = menet.fixed(masks=3)
+    fixed = menet.fixed(draws=3)
     suite = AutoAttack(threat=PAPER, attacks=("apgd-ce", "square"), steps=5, max_queries=10)
     for attack in (suite, Boundary(threat=PAPER, steps=20)):
         result = attack(fixed, images, labels, generator=torch.Generator().manual_seed(0))
