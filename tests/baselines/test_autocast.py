@@ -1,5 +1,7 @@
 """No baseline computes in bfloat16 under autocast, in either pass, whatever the processor."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,6 +18,15 @@ SETTINGS = {
     "jpeg": {},
     "pixel-defend": {"levels": 8, "width": 2, "layers": 1, "steps": 2},
 }
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Autocast belongs to a thread: with several, chunks would be computed in threads that do not have it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("gradient", ["exact", "bpda"])
