@@ -1,6 +1,6 @@
 """What the documents tell users to type works as written; names, options and links in them exist; spelling."""
 
-import importlib
+import importlib.util
 import re
 import tomllib
 from dataclasses import fields
@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import menet
 from menet import baselines
 from menet.cli import COMMANDS
 from menet.preprocessed import Preprocessed
@@ -38,6 +39,17 @@ def test_code_runs_in_the_order_it_is_read(document):
     names = {"classifier": network, "images": torch.rand(2, 3, 32, 32)}
     for piece in pieces:
         exec(compile(piece, document.name, "exec"), names)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_names_in_code_can_be_imported(document):
+    text = document.read_text()
+    for module, names in re.findall(r"^from (menet[\w.]*) import ([\w, ]+)$", text, re.MULTILINE):
+        for name in names.split(", "):
+            found = importlib.import_module(module)
+            assert hasattr(found, name) or importlib.util.find_spec(f"{module}.{name}"), f"{module}.{name}"
+    for name in re.findall(r"\bmenet\.([A-Za-z_]\w*)(?=[(.`])", text):
+        assert hasattr(menet, name) or importlib.util.find_spec(f"menet.{name}"), name
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
