@@ -1,6 +1,8 @@
 """An attack of your own: a frozen dataclass with `run(task)`, then evaluated like any other.
 
-On the command line the same class is `menet evaluate RUN --attacks examples.own_attack:Momentum`.
+On the command line the same class is `menet evaluate RUN --attacks examples.own_attack:Momentum:steps=20`, which
+imports this module and so runs its code. The module must be importable: set `PYTHONPATH=.` in the folder of the
+repository, unless `menet` is installed from it in editable mode.
 """
 
 from dataclasses import dataclass
