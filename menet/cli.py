@@ -78,7 +78,7 @@ COMMANDS = {
         "menet.commands.data:DataVerify", "compare a dataset with its publisher's checksums", NOTHING
     ),
     "data rank": Command(
-        "menet.commands.data_rank:DataRank", "approximate rank of a dataset's images (figure 1)", NOTHING
+        "menet.commands.data:DataRank", "approximate rank of a dataset's images (figure 1)", NOTHING
     ),
 }
 

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from menet import data
 from menet.data import Dataset
 from menet.defense import MENet
-from menet.evaluation.features import features_of, save_features
-from menet.evaluation.snapshots import pack
+from menet.evaluation.snapshots import features_of, pack, save_features
 from menet.experiments.jobs import Evaluate, Job, Workspace, describe_defense
 from menet.files import write_atomically
 from menet.images import to_matrix

@@ -8,8 +8,8 @@ from typing import Any
 
 from menet.errors import RecordError
 from menet.evaluation.certify import LABEL as CERTIFICATE
-from menet.evaluation.features import SUFFIX, Features, load_features
 from menet.evaluation.records import Records, read_folder
+from menet.evaluation.snapshots import FEATURES_SUFFIX, Features, load_features
 
 NOTES = "report.json"
 RECONSTRUCTION = "reconstruction.png"
@@ -135,7 +135,7 @@ def _subject(folder: Path, owner: Path, places: list[Path], notes: Notes, damage
             evaluations.update({label: records for label, records in there.items() if records.rows})
         if (place / "audit.json").is_file():
             audit = _read_audit(place / "audit.json")
-        features += [load_features(path) for path in sorted(place.glob(f"*{SUFFIX}"))]
+        features += [load_features(path) for path in sorted(place.glob(f"*{FEATURES_SUFFIX}"))]
     if certificate is not None and not certificate.rows:
         certificate = None
     evaluations = dict(sorted(evaluations.items(), key=lambda pair: _strength(pair[1])))

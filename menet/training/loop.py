@@ -33,9 +33,8 @@ from menet.training.checkpoint import (
     save_checkpoint,
     save_weights,
 )
-from menet.training.config import TrainingConfig
+from menet.training.config import TrainingConfig, learning_rate_at
 from menet.training.log import Log, read_log
-from menet.training.lr_schedule import learning_rate_at
 from menet.training.objectives import BatchLoss, LossAndLogits, build_objective, training_attack
 from menet.training.score import accuracy
 

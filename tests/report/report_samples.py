@@ -8,9 +8,8 @@ import numpy as np
 import torch
 
 from menet.evaluation import jsonl
-from menet.evaluation.features import Features, save_features
 from menet.evaluation.records import FORMAT, shard_path
-from menet.evaluation.snapshots import pack
+from menet.evaluation.snapshots import Features, pack, save_features
 
 EXAMPLES, MASKS = 40, 8
 HOSTILE = "<script>alert('x')</script> & \"co\""

@@ -12,7 +12,7 @@ from scipy.stats import binomtest
 
 from menet.cli import main
 from menet.errors import ConfigurationError, RecordError
-from menet.evaluation.features import load_features
+from menet.evaluation.snapshots import load_features
 from menet.report import curves
 from menet.report.collect import collect
 from menet.report.figures import legend, sheet, styled

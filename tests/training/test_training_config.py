@@ -10,8 +10,7 @@ from menet.errors import CheckpointError, ConfigurationError, DataError, MenetEr
 from menet.training import TrainingConfig, loop, recipes, train
 from menet.training.batches import Batches
 from menet.training.checkpoint import LAST, load_verified, save_with_digest
-from menet.training.config import me_net
-from menet.training.lr_schedule import learning_rate_at
+from menet.training.config import learning_rate_at, me_net
 
 pytestmark = pytest.mark.usefixtures("without_annotation_checks")
 
