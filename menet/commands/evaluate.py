@@ -120,6 +120,12 @@ class Evaluate:
         for label, found in records.items():
             table = every_accuracy(Subject(label, {label: found}))
             table.only("criterion", "clean accuracy", "robust accuracy", explanation=table.explanation).print()
+            unusable = sum(row.get("unusable_gradients", False) for row in found.rows)
+            if unusable:
+                print(
+                    f"{label}: gradients were NaN, infinite or zero for {unusable} of {len(found.rows)} "
+                    "examples; robust accuracy may be overestimated"
+                )
         if self.against is not None:
             other = Subject(str(self.against), read_folder(self.against))
             shared = [label for label in records if label in other.evaluations]

@@ -2,12 +2,15 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from menet.commands.choices import Root
 from menet.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from menet.experiments.runner import Engine
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,7 @@ class Reproduce:
             print(f"written: {page}")
         return 1 if failures(outcomes) else 0
 
-    def _engine(self, workers: int) -> Any:
+    def _engine(self, workers: int) -> "Engine":
         if self.engine == "local":
             from menet.experiments.runner import Local
 
