@@ -38,8 +38,7 @@ Data = Annotated[
     str | None,
     tyro.conf.arg(
         metavar="NAME",
-        help="digits, mnist, cifar10, svhn, tiny-imagenet or a folder of images. "
-        "Default: the dataset of the training run.",
+        help=f"{', '.join(DATASETS[:-1])}, or a folder of images. Default: the dataset of the training run.",
         help_behavior_hint="",
     ),
 ]
@@ -63,7 +62,7 @@ Root = Annotated[
 Dataset = Annotated[
     str,
     tyro.conf.Positional,
-    tyro.conf.arg(metavar="DATASET", help="digits, mnist, cifar10, svhn, tiny-imagenet, or folder:PATH."),
+    tyro.conf.arg(metavar="DATASET", help=f"{', '.join(DATASETS[:-1])}, or folder:PATH."),
 ]
 Epsilon = Annotated[
     str | None,

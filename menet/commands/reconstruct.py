@@ -81,9 +81,7 @@ def reconstructions(
     estimates = {}
     for name in ("mask-only", *names):
         model = MENet(nn.Identity(), build(name), p, channels=channels)
-        # An estimator of matrices has the mask as [R G B], like the image; that of tensors keeps the channels.
-        wide = channels == "joint" and len(model.mask_shape(images)) == 2
-        estimates[name] = model.estimate(images, mask.movedim(1, 2).flatten(2) if wide else mask)
+        estimates[name] = model.estimate(images, mask)
     return estimates.pop("mask-only"), estimates
 
 
