@@ -74,7 +74,10 @@ Epsilon = Annotated[
     ),
 ]
 MaxBatch = Annotated[
-    int, tyro.conf.arg(help="Most images in one forward pass. Lower it to save memory; results do not change.")
+    int,
+    tyro.conf.arg(
+        help="Largest number of images in one forward pass. Lower it to save memory; results do not change."
+    ),
 ]
-Seed = Annotated[int, tyro.conf.arg(help="Seed of all randomness.")]
+Seed = Annotated[int, tyro.conf.arg(help="Random seed.")]
 Device = Annotated[str, tyro.conf.arg(help="cpu, cuda, cuda:0, …")]

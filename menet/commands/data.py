@@ -16,7 +16,7 @@ Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
 
 @dataclass(frozen=True)
 class DataList:
-    """List the datasets: whether they are here, how large they are, and under which license."""
+    """List the datasets: whether they are installed, their size and their license."""
 
     root: Root = None
 
@@ -28,11 +28,11 @@ class DataList:
         from menet.report.tables import Table
 
         place = data_folder(self.root)
-        columns = ("name", "here", "images", "classes", "size", "license")
+        columns = ("name", "installed", "images", "classes", "size", "license")
         rows = tuple(_row(source, place / source.name) for source in SOURCES.values())
         Table("", columns, rows).print(lines=False)
         Console(highlight=False).print(
-            f"\nEach dataset has a folder in {place} (set MENET_DATA to use another place).\n"
+            f"\nEach dataset has a folder in {place} (set MENET_DATA to use another folder).\n"
             "Images: training+test as published; menet data verify NAME compares.\n"
             "Get one with menet data fetch NAME, or menet data import NAME PATH if you have its files.",
             soft_wrap=True,

@@ -21,7 +21,9 @@ class Reconstruct:
     takes well under a second). Several images make one row each.
     """
 
-    images: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    images: Annotated[
+        tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGE [IMAGE …]", help_behavior_hint="")
+    ]
     """Image files (PNG, JPEG, …)."""
     p: float = 0.5
     """Observation probability: the fraction of values that is kept."""

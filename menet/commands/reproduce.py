@@ -22,7 +22,9 @@ class Reproduce:
     RESULTS.md shows our numbers beside the paper's.
     """
 
-    names: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="NAME")] = ()
+    names: Annotated[
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[NAME …]", help_behavior_hint="")
+    ] = ()
     """table4, figure6, certificate, …; --list shows all."""
 
     all: bool = False
@@ -55,8 +57,7 @@ class Reproduce:
     """Folder of jobs, results and RESULTS.md; with Ray one that all machines share, or any with --store."""
 
     store: str | None = None
-    """An fsspec address (s3://…, gs://…, sftp://…, a path) that also keeps all jobs; machines that share it need
-    not share the folder."""
+    """Remote store of all jobs (s3://…, sftp://… or another fsspec address), instead of a shared folder."""
 
     def __call__(self) -> int:
         from menet.experiments import EXPERIMENTS, experiment, results

@@ -226,7 +226,7 @@ def range_of(start: int, stop: int | None, length: int) -> range:
 def remaining(examples: Sequence[int], batch_size: int, done: Container[int]) -> Iterator[tuple[int, list[int]]]:
     """The batches in which examples are not done: where each begins, and those examples.
 
-    Batches lie at multiples of `batch_size`, whatever the range.
+    Batches lie at multiples of `batch_size` for every range.
     """
     missing = (index for index in examples if index not in done)
     for number, indices in groupby(missing, lambda index: index // batch_size):

@@ -97,11 +97,15 @@ def features_of(model: nn.Module, records: Records, batch_size: int = 256) -> Fe
     """
     kept = [row for row in records.rows if "snapshots" in row]
     if not kept:
-        raise RecordError(f"expected snapshots in the records of {records.label!r}, got none; evaluate with some")
+        raise RecordError(
+            f"expected snapshots in the records of {records.label!r}, got none; evaluate with --snapshots"
+        )
     if not hasattr(model, "features"):
         raise RecordError(f"expected a model with a method `features`, got a {type(model).__name__}")
     if provenance.weights_hash(model) != records.evaluation["model"]["weights"]:
-        raise RecordError(f"the records of {records.label!r} are of another model")
+        raise RecordError(
+            f"expected the model that the records of {records.label!r} were measured on, got another one"
+        )
     reseed(model, seeding.batch_seed(int(records.evaluation["seed"]), "pictures", records.label, 0))
     device = next(model.parameters(), torch.empty(0)).device
     vectors = {}
@@ -128,7 +132,9 @@ def load_features(path: str | os.PathLike[str]) -> Features:
             label = json.loads(file.metadata()["menet"])["label"]
             found = Features(str(label), *(file.get_tensor(name) for name in _ARRAYS))
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise RecordError(f"{path} does not hold features: {' '.join(str(error).split())}") from error
+        raise RecordError(f"expected features in {path}: {' '.join(str(error).split())}") from error
     if not (found.labels.ndim == 1 and found.clean.shape == found.adversarial.shape and found.clean.ndim == 2):
-        raise RecordError(f"{path} holds features whose shapes do not match")
+        raise RecordError(
+            f"expected features of one shape in {path}, got {found.clean.shape} and {found.adversarial.shape}"
+        )
     return found

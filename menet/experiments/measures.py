@@ -44,7 +44,7 @@ class Measurement(Job):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Ranks(Measurement):
-    """The approximate rank of test images: the fewest singular values that hold 90 % of the energy."""
+    """The approximate rank of test images: the fewest singular values that hold 90% of the energy."""
 
     dataset: str
     limit: int | None = None

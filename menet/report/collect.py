@@ -95,7 +95,7 @@ def collect(
         groups.setdefault(owner, []).append(place)
     if not groups:
         raise RecordError(
-            f"{folder} holds no records (*.rank*.jsonl) and no audit.json; make some with menet evaluate or audit"
+            f"expected records (*.rank*.jsonl) or audit.json in {folder}, found none; run menet evaluate or audit"
         )
     subjects = [_subject(folder, owner, places, told, damaged) for owner, places in groups.items()]
     order = list(told.names.values())
@@ -119,7 +119,7 @@ def read_notes(path: Path) -> Notes:
             seconds=content.get("seconds"),
         )
     except (ValueError, TypeError, AttributeError) as error:
-        raise RecordError(f"{path} does not hold notes for a report: {error}") from error
+        raise RecordError(f"expected the notes of a report in {path}: {error}") from error
 
 
 def _subject(folder: Path, owner: Path, places: list[Path], notes: Notes, damaged: bool) -> Subject:
@@ -165,5 +165,5 @@ def _read_audit(path: Path) -> dict[str, Any]:
         if not all({"name", "status", "meaning", "numbers"} <= finding.keys() for finding in findings):
             raise ValueError("a finding lacks its name, status, meaning or numbers")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RecordError(f"{path} is not an audit: {error}") from error
+        raise RecordError(f"expected an audit in {path}: {error}") from error
     return dict(content)

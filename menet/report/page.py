@@ -66,7 +66,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Report:
-    """The content of a report, whatever its format."""
+    """The content of a report, independent of its format."""
 
     title: str
     introduction: tuple[str, ...]

@@ -268,7 +268,7 @@ def pictures(summary: dict[str, Any], root: Path) -> Figure:
     (records,) = read_folder(root / found["folder"] / "records").values()
     figure = snapshots(records)
     if figure is None:
-        raise RecordError(f"the records in {found['folder']} have no snapshots")
+        raise RecordError(f"expected snapshots in the records of {found['folder']}, got none")
     return figure
 
 

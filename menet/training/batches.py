@@ -62,7 +62,7 @@ class Batches:
         return len(self.chosen) // self.config.batch_size
 
     def order(self, epoch: int) -> Int[Tensor, " n"]:
-        """The order of an epoch's images, with a random copy of each where a prepared set holds several.
+        """The order of an epoch's images, with a random one of its estimates where a prepared set has several.
 
         It follows from the seed and the epoch alone, so a run can resume in the middle of an epoch.
         """

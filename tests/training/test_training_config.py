@@ -44,7 +44,7 @@ pytestmark = pytest.mark.usefixtures("without_annotation_checks")
         ("defense", me_net("guess")),
         ("defense", me_net(p=(0.6, 0.4))),
         ("defense", me_net(masks=0)),
-        ("defense", me_net(colour="red")),
+        ("defense", me_net(color="red")),
         ("prepared", "somewhere"),
     ],
 )
@@ -125,8 +125,8 @@ def test_recipes_survive_json(make):
 
 
 def test_unknown_settings_in_a_file_are_refused():
-    with pytest.raises(ConfigurationError, match="unknown setting 'colour'"):
-        TrainingConfig.from_dict({**plain().as_dict(), "colour": "red"})
+    with pytest.raises(ConfigurationError, match="unknown setting 'color'"):
+        TrainingConfig.from_dict({**plain().as_dict(), "color": "red"})
     with pytest.raises(ConfigurationError):
         TrainingConfig.from_dict({"milestones": 3})
 
