@@ -129,7 +129,7 @@ class TrainingConfig:
             if self.objective != "standard":
                 raise ConfigurationError(
                     f"expected objective 'standard' with prepared {self.prepared!r}, got {self.objective!r}: "
-                    "an attack needs fresh masks"
+                    "an attack needs fresh random draws"
                 )
         # Defaults are written out, so that a later change of a default does not change this run.
         object.__setattr__(self, "defense", describe(module))
