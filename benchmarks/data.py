@@ -10,9 +10,9 @@ from functools import partial
 import torch
 
 from menet.data import Dataset, load
-from menet.data.augment import crop_and_flip
 from menet.data.cifar10 import CLASSES, MEAN, STD
 from menet.errors import DataError
+from menet.training.batches import crop_and_flip
 
 BATCH = 256
 BAR = 20_000

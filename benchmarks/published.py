@@ -55,6 +55,6 @@ def nuclear_norm(matrix: Matrix, mask: NDArray[np.bool_], mu: float = 1.0, **opt
 
 
 def nuclear_objective(estimate: Matrix, matrix: Matrix, mask: NDArray[np.bool_], mu: float = 1.0) -> float:
-    """The value of the objective that `nuclear_norm` minimises."""
+    """The value of the objective that `nuclear_norm` minimizes."""
     residual = np.where(mask, estimate - matrix, 0.0)
     return float(mu * np.linalg.svd(estimate, compute_uv=False).sum() + (residual**2).sum())

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
         RecordError,
         TrainingError,
     )
-    from menet.estimators.base import Estimator
-    from menet.estimators.mask_only import MaskOnly, mask_only
+    from menet.estimators.base import Estimator, MaskOnly, mask_only
     from menet.estimators.nuclear_norm import NuclearNorm, nuclear_norm
     from menet.estimators.soft_impute import SoftImpute, soft_impute
     from menet.estimators.tubal import TubalNuclearNorm, tubal_nuclear_norm

@@ -20,7 +20,7 @@ NOTHING = "nothing was written"
 
 
 class Command(NamedTuple):
-    """Where a command lives, its line in the overview, and what is left when it is interrupted."""
+    """Where a command lives, its line in the overview, and what an interruption leaves behind."""
 
     target: str
     summary: str
@@ -56,16 +56,16 @@ COMMANDS = {
     ),
     "certify": Command(
         "menet.commands.certify:Certify",
-        "certified accuracy against perturbed pixels",
+        "certify accuracy against perturbed pixels",
         f"the records of finished batches are kept; {RESUME}",
     ),
-    "report": Command("menet.commands.report:Report", "tables and figures of records, in one page", NOTHING),
+    "report": Command("menet.commands.report:Report", "show records as tables and figures on one page", NOTHING),
     "reproduce": Command(
         "menet.commands.reproduce:Reproduce",
-        "the paper's tables and figures, measured again",
+        "measure the paper's tables and figures again",
         f"finished jobs and checkpoints of unfinished ones are kept; {RESUME}",
     ),
-    "data list": Command("menet.commands.data:DataList", "list the datasets, and which are here", NOTHING),
+    "data list": Command("menet.commands.data:DataList", "list the datasets, and which are installed", NOTHING),
     "data fetch": Command(
         "menet.commands.data:DataFetch",
         "download a dataset from its publisher",
@@ -78,7 +78,7 @@ COMMANDS = {
         "menet.commands.data:DataVerify", "compare a dataset with its publisher's checksums", NOTHING
     ),
     "data rank": Command(
-        "menet.commands.data_rank:DataRank", "approximate rank of a dataset's images (figure 1)", NOTHING
+        "menet.commands.data:DataRank", "draw the approximate rank of a dataset's images (figure 1)", NOTHING
     ),
 }
 

@@ -15,6 +15,9 @@ from menet.estimators import Estimator, NuclearNorm, build, name_of
 from menet.images import Channels, join_channels, to_image, to_matrix
 from menet.preprocessed import Gradient, Preprocessed
 
+MAX_MASKS = 10_000
+"""Of a schedule, which is held in memory; the paper uses 10."""
+
 
 class MENet(Preprocessed):
     """`classifier` behind matrix estimation.
@@ -41,8 +44,8 @@ class MENet(Preprocessed):
         seed: int | None = 0,
     ) -> None:
         super().__init__(classifier, gradient, seed)
-        if masks < 1:
-            raise ConfigurationError(f"expected masks >= 1, got {masks}")
+        if not 1 <= masks <= MAX_MASKS:
+            raise ConfigurationError(f"expected 1 <= masks <= {MAX_MASKS:,}, got {masks}")
         if channels not in get_args(Channels):
             raise ConfigurationError(f"unknown channels {channels!r}; choose from joint, separate")
         self.estimator = _estimator(estimator)

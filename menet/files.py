@@ -56,16 +56,23 @@ def locked(folder: str | os.PathLike[str]) -> Iterator[None]:
     path = Path(folder) / ".lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
-        if fcntl is not None:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise MenetError(
-                    f"another process is at work in {folder}; wait until it ends, or choose another folder"
-                ) from None
-            except OSError:
-                pass  # some network file systems refuse locks; the user must then keep processes apart
+        if not lock(file.fileno()):
+            raise MenetError(
+                f"{folder} is locked by another process; wait until it ends, or choose another folder"
+            )
         yield
+
+
+def lock(handle: int) -> bool:
+    """Lock an open file until it is closed; False if another process has locked it."""
+    if fcntl is not None:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass  # some network file systems refuse locks; the user must then keep processes apart
+    return True
 
 
 def sha256(path: str | os.PathLike[str]) -> str:

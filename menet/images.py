@@ -26,14 +26,18 @@ def to_image(matrices: Tensor, shape: torch.Size | tuple[int, ...], channels: Ch
     """Images of `shape` `(*batch, c, h, w)` from matrices of `to_matrix`, clipped to [0, 1]."""
     _check(channels)
     if channels == "joint":
-        c, _, w = shape[-3:]
-        matrices = matrices.unflatten(-1, (c, w)).movedim(-2, -3)
+        matrices = split_channels(matrices, shape[-3])
     return ((matrices + 1) / 2).clamp(0, 1)
 
 
 def join_channels(x: Tensor) -> Tensor:
     """Images or masks `(*batch, c, h, w)` with their channels side by side: `(*batch, h, c·w)`."""
     return x.movedim(-3, -2).flatten(-2)
+
+
+def split_channels(x: Tensor, channels: int) -> Tensor:
+    """The inverse of `join_channels`."""
+    return x.unflatten(-1, (channels, x.shape[-1] // channels)).movedim(-2, -3)
 
 
 def _check(channels: str) -> None:

@@ -81,7 +81,11 @@ def _words(shown: dict[str, float | str]) -> list[str]:
 
 
 def format_duration(seconds: float) -> str:
-    """`seconds` as minutes and seconds, with hours where there are any."""
-    minutes, seconds = divmod(round(seconds), 60)
+    """Seconds in the largest units that fit: `12.3 s`, `5 min 3 s`, `3 h 20 min`, `4 days`."""
+    if seconds < 100:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+    if hours >= 48:
+        return f"{hours / 24:,.0f} days"
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"

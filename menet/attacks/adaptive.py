@@ -11,6 +11,7 @@ from menet.attacks.ascent import LossOracle
 from menet.attacks.base import AttackResult, Images, Losses, Model, Queries, Task
 from menet.attacks.pgd import PGD
 from menet.errors import ConfigurationError
+from menet.images import join_channels, split_channels
 
 Reconstruct = Callable[[Tensor], Tensor]
 """From images to the estimates that a defense gives to its classifier."""
@@ -93,7 +94,7 @@ class ProjectedBPDA(PGD):
             raise ConfigurationError(f"expected rank >= 1, got {self.rank}")
 
     def oracle(self, task: Task) -> LossOracle:
-        left, _, right = torch.linalg.svd(_to_matrix(2 * task.images - 1), full_matrices=False)
+        left, _, right = torch.linalg.svd(join_channels(2 * task.images - 1), full_matrices=False)
         return _ProjectedGradient(super().oracle(task), left[..., : self.rank], right[..., : self.rank, :])
 
 
@@ -105,17 +106,8 @@ class _ProjectedGradient:
 
     def gradient(self, images: Images) -> tuple[Losses, Images]:
         losses, gradient = self.inner.gradient(images)
-        inside = self.left.mT @ _to_matrix(gradient) @ self.right.mT
-        return losses, _to_image(self.left @ inside @ self.right, gradient)
+        inside = self.left.mT @ join_channels(gradient) @ self.right.mT
+        return losses, split_channels(self.left @ inside @ self.right, gradient.shape[1])
 
     def value(self, images: Images) -> Losses:
         return self.inner.value(images)
-
-
-# The joint layout of `menet.images`, without its change of scale, which gradients do not have.
-def _to_matrix(images: Tensor) -> Tensor:
-    return images.transpose(1, 2).flatten(2)
-
-
-def _to_image(matrix: Tensor, like: Tensor) -> Tensor:
-    return matrix.unflatten(2, (like.shape[1], like.shape[3])).transpose(1, 2)

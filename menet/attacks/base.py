@@ -17,7 +17,6 @@ Model = Callable[[Tensor], Tensor]
 """Any callable from images (B,C,H,W) in [0,1] to logits (B,K)."""
 
 Images = Float[Tensor, "b c h w"]
-Labels = Int[Tensor, " b"]
 Losses = Float[Tensor, " b"]
 
 

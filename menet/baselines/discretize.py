@@ -12,7 +12,7 @@ from menet.preprocessed import Gradient, Preprocessed
 
 IMAGES_TO_FIT = 1000
 PIXELS_TO_FIT = 50_000
-# Of `blended_colors`: the values with which attacks are strongest, on CIFAR-10 with 50 colors.
+# Of `blended_colors`: the values for which attacks succeed most often, on CIFAR-10 with 50 colors.
 NEAREST = 8
 SOFTNESS = 0.1
 SLOPE = 0.1

@@ -43,7 +43,7 @@ TO_CHROMA = (
     (0.5, -0.418687589, -0.081312411),
 )
 
-# Of smooth rounding at integers: the value with which attacks are strongest, on CIFAR-10 and digits.
+# Of smooth rounding at integers: the value for which attacks succeed most often, on CIFAR-10 and digits.
 SLOPE = 0.2
 Rounding = Callable[[Tensor], Tensor]
 

@@ -38,8 +38,7 @@ Data = Annotated[
     str | None,
     tyro.conf.arg(
         metavar="NAME",
-        help="digits, mnist, cifar10, svhn, tiny-imagenet or a folder of images. "
-        "Default: the dataset of the training run.",
+        help=f"{', '.join(DATASETS[:-1])}, or a folder of images. Default: the dataset of the training run.",
         help_behavior_hint="",
     ),
 ]
@@ -63,7 +62,7 @@ Root = Annotated[
 Dataset = Annotated[
     str,
     tyro.conf.Positional,
-    tyro.conf.arg(metavar="DATASET", help="digits, mnist, cifar10, svhn, tiny-imagenet, or folder:PATH."),
+    tyro.conf.arg(metavar="DATASET", help=f"{', '.join(DATASETS[:-1])}, or folder:PATH."),
 ]
 Epsilon = Annotated[
     str | None,
@@ -75,7 +74,10 @@ Epsilon = Annotated[
     ),
 ]
 MaxBatch = Annotated[
-    int, tyro.conf.arg(help="Most images in one forward pass. Lower it to save memory; results do not change.")
+    int,
+    tyro.conf.arg(
+        help="Largest number of images in one forward pass. Lower it to save memory; results do not change."
+    ),
 ]
-Seed = Annotated[int, tyro.conf.arg(help="Seed of all randomness.")]
+Seed = Annotated[int, tyro.conf.arg(help="Random seed.")]
 Device = Annotated[str, tyro.conf.arg(help="cpu, cuda, cuda:0, …")]

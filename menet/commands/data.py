@@ -1,20 +1,22 @@
-"""`menet data list`, `fetch`, `import` and `verify`: getting datasets and checking them."""
+"""`menet data list`, `fetch`, `import`, `verify` and `rank`: getting datasets, and a look at them."""
 
+import json
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
-from menet.commands.choices import Root
+from menet.commands.choices import Root, Side, Split
+from menet.errors import ConfigurationError
 
 Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
 
 
 @dataclass(frozen=True)
 class DataList:
-    """List the datasets: whether they are here, how large they are, and under which license."""
+    """List the datasets: whether they are installed, their size and their license."""
 
     root: Root = None
 
@@ -26,11 +28,11 @@ class DataList:
         from menet.report.tables import Table
 
         place = data_folder(self.root)
-        columns = ("name", "here", "images", "classes", "size", "license")
+        columns = ("name", "installed", "images", "classes", "size", "license")
         rows = tuple(_row(source, place / source.name) for source in SOURCES.values())
         Table("", columns, rows).print(lines=False)
         Console(highlight=False).print(
-            f"\nEach dataset has a folder in {place} (set MENET_DATA to use another place).\n"
+            f"\nEach dataset has a folder in {place} (set MENET_DATA to use another folder).\n"
             "Images: training+test as published; menet data verify NAME compares.\n"
             "Get one with menet data fetch NAME, or menet data import NAME PATH if you have its files.",
             soft_wrap=True,
@@ -121,6 +123,114 @@ class DataVerify:
         whole = all(exact)
         print(f"{self.name}: {'exactly' if whole else 'not exactly'} what its publisher offers")
         return 0 if whole else 1
+
+
+@dataclass(frozen=True)
+class DataRank:
+    """Draw the histogram and the CDF of the approximate rank of a dataset's images (figure 1 of the paper).
+
+    The approximate rank is the fewest singular values of the matrix `[R G B]` that hold 90% of its energy.
+    """
+
+    name: Name
+    """digits, mnist, cifar10, svhn, tiny-imagenet, or folder:PATH."""
+
+    split: Split = "test"
+
+    energy: float = 0.9
+    """Fraction of the energy (the sum of squared singular values) to hold."""
+
+    limit: int | None = None
+    """Number of images, from the first one on. Default: all."""
+
+    side: Side = None
+
+    root: Root = None
+
+    out: Path = Path("runs/rank")
+    """Folder for NAME-SPLIT.png and NAME-SPLIT.json."""
+
+    def __call__(self) -> int:
+        if not 0 < self.energy <= 1:
+            raise ConfigurationError(f"expected 0 < energy <= 1, got {self.energy}")
+        if self.limit is not None and self.limit < 1:
+            raise ConfigurationError(f"expected limit >= 1, got {self.limit}")
+        from menet.commands.loading import check_dataset
+        from menet.data import load
+        from menet.experiments.measures import ranks_of
+        from menet.files import replacing, write_atomically
+        from menet.report.figures import rank_histogram, sheet, styled
+
+        dataset = load(check_dataset(self.name), self.split, self.root, side=self.side)
+        count = min(len(dataset), self.limit or len(dataset))
+        ranks = ranks_of(dataset, count, self.energy)
+        _, channels, height, width = dataset.images.shape
+        numbers = RankNumbers.of(dataset, ranks, (height, channels * width), self.energy)
+        picture = self.out / f"{dataset.name}-{self.split}.png"
+        with styled():
+            figure = sheet(6.0, 3.8)
+            title = f"{dataset.name}, {len(ranks):,} {dataset.split} images of {height}×{width}"
+            label = f"approximate rank ({self.energy:.0%} of the energy)"
+            rank_histogram(figure.add_subplot(), numbers.histogram, title, label)
+            with replacing(picture) as temporary:
+                figure.savefig(temporary, format="png", dpi=160)
+        write_atomically(picture.with_suffix(".json"), json.dumps(asdict(numbers), indent=1))
+        print(numbers.text())
+        print(f"picture: {picture}")
+        return 0
+
+
+@dataclass(frozen=True)
+class RankNumbers:
+    """The figure in numbers: `histogram[r]` images have rank r, the fraction `cumulative[r]` at most r."""
+
+    dataset: str
+    split: str
+    images: int
+    matrix: tuple[int, int]
+    energy: float
+    mean: float
+    median: int
+    percentile_90: int
+    largest: int
+    histogram: list[int]
+    cumulative: list[float]
+
+    @classmethod
+    def of(cls, dataset: Any, ranks: Any, matrix: tuple[int, int], energy: float) -> "RankNumbers":
+        """Count the ranks, a vector of integers, of a dataset's images."""
+        histogram = ranks.bincount()
+        return cls(
+            dataset=dataset.name,
+            split=dataset.split,
+            images=len(ranks),
+            matrix=matrix,
+            energy=energy,
+            mean=ranks.double().mean().item(),
+            median=int(ranks.median()),
+            percentile_90=int(ranks.double().quantile(0.9, interpolation="higher")),
+            largest=int(ranks.max()),
+            histogram=histogram.tolist(),
+            cumulative=(histogram.double().cumsum(0) / len(ranks)).tolist(),
+        )
+
+    def text(self) -> str:
+        """The numbers as lines to read."""
+        height, width = self.matrix
+        rows = [
+            f"{rank:>4}  {count:>6,}  {fraction:>7.2%}"
+            for rank, (count, fraction) in enumerate(zip(self.histogram, self.cumulative, strict=True))
+            if count
+        ]
+        return "\n".join(
+            [
+                f"{self.dataset} {self.split}: {self.images:,} images as {height}×{width} matrices",
+                f"approximate rank: mean {self.mean:.2f}, median {self.median}, "
+                f"90% of images at most {self.percentile_90}, largest {self.largest}",
+                "rank  images  at most",
+                *rows,
+            ]
+        )
 
 
 def _row(source: Any, place: Path) -> tuple[Any, ...]:

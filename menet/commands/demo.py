@@ -103,7 +103,7 @@ class Demo:
         self, plan: Plan, model: Any, testing: Any, attacks: Sequence[Any], folder: Path, snapshots: int
     ) -> None:
         from menet.evaluation import EvaluationSettings, evaluate
-        from menet.evaluation.features import features_of, save_features
+        from menet.evaluation.snapshots import features_of, save_features
 
         if not attacks:
             return

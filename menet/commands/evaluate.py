@@ -14,7 +14,7 @@ from menet.commands.choices import ATTACKS, Data, Device, Epsilon, MaxBatch, Nor
 class Evaluate:
     """Attack a model and score the adversarial images on fresh random draws, never those the attack saw.
 
-    One record per example and attack is kept. Safe to interrupt: rerun the same command to resume. Under
+    One record is written per example and attack. Safe to interrupt: rerun the same command to resume. Under
     torchrun the processes divide the work. An attack is NAME or NAME:SETTING=VALUE,… such as `pgd:steps=40`,
     `bpda-eot:steps=100,eot=40`, `pgd:gradient=exact`, `pgd:on=classifier` (gray box) or `pgd:on=OTHER_RUN`
     (transfer attack with OTHER_RUN as the surrogate).
@@ -120,6 +120,12 @@ class Evaluate:
         for label, found in records.items():
             table = every_accuracy(Subject(label, {label: found}))
             table.only("criterion", "clean accuracy", "robust accuracy", explanation=table.explanation).print()
+            unusable = sum(row.get("unusable_gradients", False) for row in found.rows)
+            if unusable:
+                print(
+                    f"{label}: gradients were NaN, infinite or zero for {unusable} of {len(found.rows)} "
+                    "examples; robust accuracy may be overestimated"
+                )
         if self.against is not None:
             other = Subject(str(self.against), read_folder(self.against))
             shared = [label for label in records if label in other.evaluations]

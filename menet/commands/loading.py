@@ -17,8 +17,6 @@ from menet import data
 from menet.errors import ConfigurationError
 from menet.evaluation.attack_spec import number_or_word
 
-PAPER_EPSILON = {"digits": 0.3, "mnist": 0.3}
-
 
 def model_of(name: str) -> tuple[nn.Module, str]:
     """The model that `name` names, in evaluation mode, and where it came from.
@@ -139,7 +137,9 @@ def device_of(name: str) -> torch.device:
 def epsilon_of(text: str | float | None, dataset: str, norm: str = "linf") -> float:
     """`text` as a number (8/255 is one), or the paper's choice for the dataset."""
     if text is None:
-        return PAPER_EPSILON.get(dataset, 8 / 255)
+        from menet.training import recipes
+
+        return recipes.by_name(dataset).epsilon
     value = fraction(text)
     if value is None or not value >= 0:
         raise ConfigurationError(f"expected epsilon >= 0, such as 0.3 or 8/255, got {text!r}")

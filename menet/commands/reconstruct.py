@@ -21,7 +21,9 @@ class Reconstruct:
     takes well under a second). Several images make one row each.
     """
 
-    images: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    images: Annotated[
+        tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGE [IMAGE …]", help_behavior_hint="")
+    ]
     """Image files (PNG, JPEG, …)."""
     p: float = 0.5
     """Observation probability: the fraction of values that is kept."""
@@ -81,9 +83,7 @@ def reconstructions(
     estimates = {}
     for name in ("mask-only", *names):
         model = MENet(nn.Identity(), build(name), p, channels=channels)
-        # An estimator of matrices has the mask as [R G B], like the image; that of tensors keeps the channels.
-        wide = channels == "joint" and len(model.mask_shape(images)) == 2
-        estimates[name] = model.estimate(images, mask.movedim(1, 2).flatten(2) if wide else mask)
+        estimates[name] = model.estimate(images, mask)
     return estimates.pop("mask-only"), estimates
 
 

@@ -2,12 +2,15 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from menet.commands.choices import Root
 from menet.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from menet.experiments.runner import Engine
 
 
 @dataclass(frozen=True)
@@ -19,7 +22,9 @@ class Reproduce:
     RESULTS.md shows our numbers beside the paper's.
     """
 
-    names: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="NAME")] = ()
+    names: Annotated[
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[NAME …]", help_behavior_hint="")
+    ] = ()
     """table4, figure6, certificate, …; --list shows all."""
 
     all: bool = False
@@ -52,8 +57,7 @@ class Reproduce:
     """Folder of jobs, results and RESULTS.md; with Ray one that all machines share, or any with --store."""
 
     store: str | None = None
-    """An fsspec address (s3://…, gs://…, sftp://…, a path) that also keeps all jobs; machines that share it need
-    not share the folder."""
+    """Remote store of all jobs (s3://…, sftp://… or another fsspec address), instead of a shared folder."""
 
     def __call__(self) -> int:
         from menet.experiments import EXPERIMENTS, experiment, results
@@ -98,7 +102,7 @@ class Reproduce:
             print(f"written: {page}")
         return 1 if failures(outcomes) else 0
 
-    def _engine(self, workers: int) -> Any:
+    def _engine(self, workers: int) -> "Engine":
         if self.engine == "local":
             from menet.experiments.runner import Local
 

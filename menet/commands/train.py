@@ -133,7 +133,7 @@ class Train:
     """Training images held out to choose the best epoch."""
 
     seed: int | None = None
-    """Seed of all randomness."""
+    """Random seed."""
 
     precision: Precision | None = None
     """auto: bfloat16 if the processor supports it, else float32."""
@@ -141,7 +141,7 @@ class Train:
     root: Root = None
 
     save_seconds: float = 60.0
-    """Most seconds between checkpoints; one is also written after each epoch."""
+    """Maximum seconds between checkpoints; one is also written after each epoch."""
 
     save_steps: int | None = None
     """Also write a checkpoint every so many steps."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from menet.data import cifar10, digits, folder, mnist, svhn, tiny_imagenet
+from menet.data import cifar10, folder, mnist, svhn, tiny_imagenet
 from menet.data.checksums import Checksums, Published
 from menet.data.dataset import SPLITS, Dataset, data_folder, warn_once
 from menet.data.image_files import ImageFiles, packed
@@ -101,7 +101,7 @@ SOURCES = {
     for source in (
         Source(
             name="digits",
-            read=lambda at, split: digits.read(split),
+            read=lambda at, split: mnist.read_digits(split),
             images=(4_000, 1_000),
             classes=10,
             license="as MNIST",

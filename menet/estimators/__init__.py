@@ -1,7 +1,6 @@
 """Matrix estimators: batched and differentiable, each a function and a frozen dataclass of its parameters."""
 
-from menet.estimators.base import ESTIMATORS, Estimator, build, name_of, register
-from menet.estimators.mask_only import MaskOnly, mask_only
+from menet.estimators.base import ESTIMATORS, Estimator, MaskOnly, build, mask_only, name_of, register
 from menet.estimators.nuclear_norm import NuclearNorm, nuclear_norm
 from menet.estimators.soft_impute import SoftImpute, soft_impute
 from menet.estimators.solver import Solution

@@ -1,4 +1,4 @@
-"""The contract of matrix estimators: what each is given, what it returns, and the name it is known by.
+"""The contract of matrix estimators, their names, and the simplest one: `mask_only`, which estimates nothing.
 
 An estimator is a differentiable function `f(x, mask, …)` and a frozen dataclass that holds its parameters and is
 called as `(x, mask)`. To add one: write both in a file of this folder, with the decorators `estimator` and
@@ -8,7 +8,8 @@ called as `(x, mask)`. To add one: write both in a file of this folder, with the
 import difflib
 import functools
 from collections.abc import Callable
-from typing import Protocol, TypeVar, runtime_checkable
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -128,3 +129,20 @@ def check_stopping(tol: float, max_iter: int) -> None:
     check_nonnegative("tol", tol)
     if max_iter < 1:
         raise ConfigurationError(f"expected max_iter >= 1, got {max_iter}")
+
+
+@estimator(dimensions=2)
+def mask_only(x: Tensor, mask: Tensor) -> Tensor:
+    """`(..., m, n)` with zeros at unobserved entries (mid-gray on the scale [-1, 1])."""
+    return x
+
+
+@register("mask-only")
+@dataclass(frozen=True)
+class MaskOnly:
+    """`mask_only`: the ablation, to separate the effect of masking from that of estimation."""
+
+    dimensions: ClassVar[int] = 2
+
+    def __call__(self, x: Tensor, mask: Tensor) -> Tensor:
+        return mask_only(x, mask)

@@ -95,7 +95,7 @@ def _compiled(x: Tensor, fraction: Tensor, cutoff: Tensor, count: int) -> Tensor
     """The estimate by the compiled loop, or None where it does not apply."""
     if not kernels.suit(x):
         return None
-    from menet.kernels.truncation import truncate_each
+    from menet.kernels.eigenvectors import truncate_each
 
     estimate, precision = torch.empty_like(x), torch.finfo(torch.float64)
     tensors = (x.numpy(), cutoff.numpy(), count, fraction.numpy(), estimate.numpy())

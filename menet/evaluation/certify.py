@@ -4,11 +4,11 @@ The vote of a ME-Net is the class that most masks choose. A mask shows each entr
 probability p, independently. The estimator and the network see the image only through the entries shown: all
 estimators fill the others with zeros first, and Soft-Impute's shrinkage is computed from the filled matrix.
 
-Let an adversary change ρ pixels, k entries in all. A mask that shows none of the k leads to the same prediction
+Let an adversary perturb ρ pixels, k entries in all. A mask that shows none of the k leads to the same prediction
 as before; such a mask has probability (1−p)^k. If a mask chose class A with probability p_A before, then masks
-that choose A and show no changed entry have probability at least p_A − (1 − (1−p)^k), since masks that do show
-one have 1 − (1−p)^k together; and they still choose A. So A keeps more than half of the vote, whatever was
-changed, if
+that choose A and show no perturbed entry have probability at least p_A − (1 − (1−p)^k), since masks that do show
+one have 1 − (1−p)^k together; and they still choose A. So A keeps more than half of the vote, under
+every such perturbation, if
 
     p_A − (1 − (1−p)^k) > 1/2.
 
@@ -101,7 +101,7 @@ class Certificates:
 
     prediction: Int[Tensor, " b"]
     votes: Int[Tensor, " b"]
-    """Estimation masks that chose the prediction."""
+    """Estimation draws that chose the prediction."""
     lower_bound: Float[Tensor, " b"]
     """Of the probability that a mask chooses the prediction."""
     radius: Int[Tensor, " b"]

@@ -37,7 +37,7 @@ def upper_bound(successes: int, trials: int, alpha: float) -> float:
 
 
 def bounded_mean(mean: float, examples: int, confidence: float = CONFIDENCE) -> Interval:
-    """An interval for the mean of independent values in [0, 1], whatever their distribution.
+    """An interval for the mean of independent values in [0, 1] of any distribution.
 
     Clopper–Pearson is for yes-or-no outcomes only; the fraction of draws that classify an example correctly is
     not one. This one inverts the Chernoff–Hoeffding bound P ≤ exp(−n·kl(mean, μ)) (Hoeffding 1963, theorem 1):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from menet.errors import RecordError
+from menet.files import lock
 
 TORN = "is torn: it has no end"
 
@@ -79,7 +80,8 @@ class Appender:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         try:
-            _lock(self._handle, path)
+            if not lock(self._handle):
+                raise RecordError(f"{path} is locked by another evaluation; wait until it ends, or stop it")
             self._cut_torn_end()
         except BaseException:
             os.close(self._handle)
@@ -113,14 +115,3 @@ class Appender:
         if end < size:
             os.ftruncate(self._handle, end)
             os.fsync(self._handle)
-
-
-def _lock(handle: int, path: Path) -> None:
-    try:
-        import fcntl
-    except ImportError:  # Windows has no such lock; the user must avoid two writers there.
-        return
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        raise RecordError(f"{path} is locked by another evaluation; wait for it or stop it") from error

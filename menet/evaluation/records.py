@@ -70,7 +70,7 @@ def shard_path(folder: str | os.PathLike[str], label: str, rank: int = 0) -> Pat
 
 
 def shards(folder: str | os.PathLike[str], label: str) -> list[Path]:
-    """The existing shards of an evaluation, whatever number of processes wrote them."""
+    """The existing shards of an evaluation, regardless of how many processes wrote them."""
     pattern = re.compile(re.escape(_stem(label)) + r"\.rank\d+\.jsonl")
     folder = Path(folder)
     if not folder.is_dir():
@@ -248,7 +248,7 @@ def _difference(there: Any, here: Any, path: Sequence[str] = ()) -> str | None:
                 return found
         return None
     there, here = (list(value) if isinstance(value, tuple) else value for value in (there, here))
-    return None if there == here else f"{'.'.join(path)} is {there!r:.80} there and {here!r:.80} here"
+    return None if there == here else f"expected {'.'.join(path)} {there!r:.80}, got {here!r:.80}"
 
 
 def _stem(label: str) -> str:

@@ -157,6 +157,7 @@ class _Evaluation:
         adversarial = self._score(result.images, labels, seeds["scoring"])
         optional = self._optional(run, result, images, labels, first)
         perturbation = _norms(result.images, images)
+        failed, unusable = _flags(result.failed, images), _flags(result.unusable_gradients, images)
         return [
             {
                 "index": index,
@@ -165,7 +166,8 @@ class _Evaluation:
                 "adversarial": adversarial[index - first],
                 "perturbation": perturbation[index - first],
                 "queries": int(result.queries[index - first]),
-                "failed": bool(result.failed[index - first]) if result.failed is not None else False,
+                "failed": failed[index - first],
+                "unusable_gradients": unusable[index - first],
                 "seconds": round(seconds, 6),
                 "seeds": seeds,
                 **optional[index - first],
@@ -224,7 +226,7 @@ def range_of(start: int, stop: int | None, length: int) -> range:
 def remaining(examples: Sequence[int], batch_size: int, done: Container[int]) -> Iterator[tuple[int, list[int]]]:
     """The batches in which examples are not done: where each begins, and those examples.
 
-    Batches lie at multiples of `batch_size`, whatever the range.
+    Batches lie at multiples of `batch_size` for every range.
     """
     missing = (index for index in examples if index not in done)
     for number, indices in groupby(missing, lambda index: index // batch_size):
@@ -242,6 +244,11 @@ def records_of(shard: Shard, folder: str | os.PathLike[str], label: str, worker:
 def worker_title(label: str, worker: Worker) -> str:
     """How progress is titled, with the rank where there are several processes."""
     return label + (f" [{worker.rank}]" if worker.world > 1 else "")
+
+
+def _flags(found: Tensor | None, images: Tensor) -> list[bool]:
+    """One flag per image; all False where an attack has none."""
+    return [False] * len(images) if found is None else [bool(flag) for flag in found.tolist()]
 
 
 def _norms(images: Tensor, origin: Tensor) -> list[dict[str, float]]:

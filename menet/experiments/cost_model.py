@@ -23,9 +23,9 @@ GPU_ESTIMATION = 1.0e-5
 CORE_ESTIMATION = {"usvt": 2e-4, "soft-impute": 7e-4, "nuclear-norm": 5e-4, "tubal": 1.5e-3, "mask-only": 2e-5}
 """Seconds on one core to estimate one image of 3072 values, by estimator."""
 JOB_OVERHEAD = 0.6
-"""Seconds per job, whatever its size: loading the data and the model, writing."""
+"""Seconds per job of any size: loading the data and the model, writing."""
 PASS_OVERHEAD = {True: 0.04, False: 0.004}
-"""Seconds of one core per pass, whatever its size, with preprocessing and without."""
+"""Seconds of one core per pass of any size, with preprocessing and without."""
 FORWARD_AND_BACKWARD = 3
 """The cost of a forward and backward pass, in forward passes."""
 
@@ -52,7 +52,7 @@ class Cost:
     disk: float = 0.0
     """Bytes."""
     overhead_seconds: float = 0.0
-    """Seconds of one core for passes, whatever their size."""
+    """Seconds of one core for passes of any size."""
 
     def __add__(self, other: "Cost") -> "Cost":
         return Cost(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))

@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from menet import data
 from menet.data import Dataset
 from menet.defense import MENet
-from menet.evaluation.features import features_of, save_features
-from menet.evaluation.snapshots import pack
+from menet.evaluation.snapshots import features_of, pack, save_features
 from menet.experiments.jobs import Evaluate, Job, Workspace, describe_defense
 from menet.files import write_atomically
-from menet.images import to_matrix
+from menet.images import split_channels, to_matrix
 from menet.linalg import approximate_rank
 from menet.preprocessed import Preprocessed, rebuild
 from menet.progress import reporting
@@ -45,7 +44,7 @@ class Measurement(Job):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Ranks(Measurement):
-    """The approximate rank of test images: the fewest singular values that hold 90 % of the energy."""
+    """The approximate rank of test images: the fewest singular values that hold 90% of the energy."""
 
     dataset: str
     limit: int | None = None
@@ -97,8 +96,7 @@ class Reconstructions(Measurement):
             assert isinstance(model, MENet)
             mask = model.sample_mask(images, torch.Generator().manual_seed(self.seed))
             seen = model.eval().estimate(images, mask)
-            channels, height, width = images.shape[1:]
-            shown = mask.reshape(-1, height, channels, width).transpose(1, 2) if mask.ndim == 3 else mask
+            shown = split_channels(mask, images.shape[1]) if mask.ndim == 3 else mask
             masked = torch.where(shown.expand_as(images), images, torch.zeros_like(images))
             columns.append(
                 {

@@ -13,7 +13,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, TextIO, runtime_checkable
+from typing import Literal, Protocol, TextIO
 
 import torch
 
@@ -47,7 +47,6 @@ class JobOutcome:
 Callback = Callable[[JobOutcome], None]
 
 
-@runtime_checkable
 class Engine(Protocol):
     """Runs a graph of jobs, given in an order in which each comes after those it needs."""
 

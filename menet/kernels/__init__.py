@@ -2,7 +2,7 @@
 
 Each has an equivalent in torch beside the code that calls it: for other devices, for larger matrices, and for
 systems without numba. The modules here are imported at their first call, because numba takes a while to load.
-Compiled code is stored in the user's cache folder (`disk_cache.py`), so that each machine compiles it once.
+Compiled code is stored in the user's cache folder (`compiling.py`), so that each machine compiles it once.
 """
 
 from functools import cache

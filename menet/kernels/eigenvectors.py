@@ -1,4 +1,4 @@
-"""Eigenvectors of small symmetric matrices, one after another; `linalg.eigh` says why."""
+"""Eigenvectors of small symmetric matrices, one after another (`linalg.eigh` says why), and `usvt` by them."""
 
 import math
 from typing import Any
@@ -33,6 +33,45 @@ def eigh_of_each(matrices: Array, values: Array, rows: Array, eps: float, tiny: 
     return True
 
 
+@compiled
+def truncate_each(
+    x: Array, threshold: Array, count: int, fraction: Array, out: Array, eps: float, tiny: float
+) -> bool:
+    """Keep the `count` largest singular values, or those of at least `threshold` if `count` is 0.
+
+    The result is divided by `fraction`. Computed in double precision for every dtype of `x`. Returns False
+    if an eigenvalue iteration did not converge.
+    """
+    rows, size = x.shape[1], x.shape[2]
+    width = padded(size)
+    wide, narrow = np.zeros((rows, width)), np.zeros((rows, width), x.dtype)
+    basis, kept, core = np.zeros((width, width)), np.zeros((width, width)), np.zeros((width, width))
+    small_core, result = np.zeros((width, width), x.dtype), np.zeros((rows, width), x.dtype)
+    values, scratch = np.empty(size), scratch_for(size, wide.dtype)
+    for number in range(len(x)):
+        for r in range(rows):
+            for k in range(size):
+                wide[r, k] = x[number, r, k]
+                narrow[r, k] = x[number, r, k]
+        np.dot(wide.T, wide, scratch[0])
+        if not eigh(scratch, values, basis, eps, tiny):
+            return False
+        for i in range(size):
+            stays = i >= size - count if count else math.sqrt(max(values[i], 0.0)) >= threshold[number]
+            factor = 1 / fraction[number] if stays else 0.0
+            for k in range(width):
+                kept[i, k] = factor * basis[i, k]
+        np.dot(basis.T, kept, core)
+        for i in range(width):
+            for k in range(width):
+                small_core[i, k] = core[i, k]
+        np.dot(narrow, small_core, result)
+        for r in range(rows):
+            for k in range(size):
+                out[number, r, k] = result[r, k]
+    return True
+
+
 @inlined
 def scratch_for(size: int, kind: Any) -> tuple[Array, Array, Array, Array, Array, Array]:
     """Workspace for `eigh`; its first array holds the matrix to decompose."""
@@ -46,7 +85,7 @@ def eigh(
     scratch: tuple[Array, Array, Array, Array, Array, Array], values: Array, basis: Array, eps: float, tiny: float
 ) -> bool:
     """Decompose the matrix in `scratch`, which is overwritten: ascending values, vectors as rows of `basis`."""
-    matrix, spare, beside, weight, v, w = scratch
+    matrix, spare, off_diagonal, weight, v, w = scratch
     size = len(values)
     kind = matrix.dtype
     # Entries are scaled to at most 1, so that squares neither overflow nor underflow.
@@ -58,10 +97,10 @@ def eigh(
     for i in range(size):
         for k in range(size):
             matrix[i, k] /= scale
-    _tridiagonal(matrix, values, beside, weight, v, w, kind.type(tiny))
+    _tridiagonal(matrix, values, off_diagonal, weight, v, w, kind.type(tiny))
     if basis.shape[1]:
         _accumulate(matrix, weight, basis)
-    converged = _diagonal(values, beside, basis, kind.type(eps))
+    converged = _diagonal(values, off_diagonal, basis, kind.type(eps))
     if basis.shape[1]:
         _orthonormalize(basis, matrix, spare)
     _sort(values, basis)
@@ -72,7 +111,7 @@ def eigh(
 
 @inlined
 def _tridiagonal(
-    a: Array, diagonal: Array, beside: Array, weight: Array, v: Array, w: Array, tiny: float
+    a: Array, diagonal: Array, off_diagonal: Array, weight: Array, v: Array, w: Array, tiny: float
 ) -> None:
     """Householder reduction, from the last row up. Row i keeps the vector v of its reflection I − weight·vvᵀ."""
     size, width = len(diagonal), a.shape[1]
@@ -87,11 +126,11 @@ def _tridiagonal(
             square += a[i, k] * a[i, k]
         last = a[i, i - 1]
         if square - last * last <= tiny:
-            beside[i - 1] = last
+            off_diagonal[i - 1] = last
             weight[i] = zero
             continue
         reflected = math.copysign(math.sqrt(square), -last)
-        beside[i - 1] = reflected
+        off_diagonal[i - 1] = reflected
         a[i, i - 1] = last - reflected
         scale = one / (square - last * reflected)
         weight[i] = scale
@@ -121,7 +160,7 @@ def _tridiagonal(
             for k in range(end):
                 a[r, k] -= v0 * w[k] + w0 * v[k]
     diagonal[0] = a[0, 0]
-    beside[size - 1] = zero
+    off_diagonal[size - 1] = zero
 
 
 @inlined

@@ -112,9 +112,9 @@ def _pivots(height: int, frequencies: Array, ratio: Number) -> Array:
     """One over the pivots of ratio + frequency + DᵀD, tridiagonal along a column, for each frequency."""
     inverses = np.empty((height, len(frequencies)), frequencies.dtype)
     for i in range(height):
-        neighbours = (i > 0) + (i < height - 1)
+        neighbors = (i > 0) + (i < height - 1)
         for k in range(len(frequencies)):
-            pivot = ratio + frequencies[k] + neighbours
+            pivot = ratio + frequencies[k] + neighbors
             if i:
                 pivot -= inverses[i - 1, k]
             inverses[i, k] = 1 / pivot

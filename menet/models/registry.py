@@ -11,8 +11,7 @@ from menet.errors import ConfigurationError
 from menet.models.densenet import DenseNet
 from menet.models.lenet import LeNet
 from menet.models.network import Architecture, Body, Network
-from menet.models.resnet import ResNet
-from menet.models.small import Small
+from menet.models.resnet import ResNet, Small
 from menet.models.wide_resnet import WideResNet
 
 NETWORKS: dict[str, Callable[[int, int], Body]] = {

@@ -1,4 +1,4 @@
-"""ResNet in its CIFAR form: a 3×3 first convolution at full resolution, and no pooling after it."""
+"""Residual networks of basic blocks: ResNet in its CIFAR form, and a small one for two cores."""
 
 from collections.abc import Sequence
 
@@ -33,7 +33,7 @@ class BasicBlock(nn.Module):
 
 
 class ResNet(Body):
-    """A 3×3 stem and stages of basic blocks; every stage but the first halves the resolution.
+    """A 3×3 stem at full resolution and stages of basic blocks; all stages but the first halve the resolution.
 
     `widths` and `blocks` are one number per stage. ResNet-18 is the default.
     """
@@ -55,4 +55,23 @@ class ResNet(Body):
         self.width = inputs
 
     def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b width"]:
+        return average(self.blocks(torch.relu(self.stem_norm(self.stem(images)))))
+
+
+class Small(Body):
+    """For quick runs, demonstrations and tests: a 4×4 stem of stride 2 and three blocks; 0.3 million weights.
+
+    Halving the resolution in the first layer is what makes it quick: 12 million multiplications for a 32×32
+    image, against 556 million of ResNet-18. It is independent of the side through global pooling.
+    """
+
+    width = 128
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(channels, 32, 4, stride=2, padding=1, bias=False)
+        self.stem_norm = nn.BatchNorm2d(32)
+        self.blocks = nn.Sequential(BasicBlock(32, 32, 1), BasicBlock(32, 64, 2), BasicBlock(64, 128, 2))
+
+    def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b 128"]:
         return average(self.blocks(torch.relu(self.stem_norm(self.stem(images)))))

@@ -1,6 +1,6 @@
 """Weights in safetensors files that say what they are.
 
-The header is a JSON object in the file's metadata: `architecture`, the `version` of menet, and whatever the
+The header is a JSON object in the file's metadata: `architecture`, the `version` of menet, and what the
 caller adds, by convention `dataset`, `defense` and `training`. Reading never unpickles, so a file from a
 stranger can be wrong but cannot run code.
 """
@@ -18,10 +18,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import menet
-from menet.errors import CheckpointError, ConfigurationError
+from menet.errors import CheckpointError
 from menet.files import replacing
 from menet.models.network import Architecture, Network
-from menet.models.registry import construct, outline
 
 KEY = "menet"
 PICKLE_SUFFIXES = (".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".bin")
@@ -74,38 +73,6 @@ def load(path: Location) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return state, header
 
 
-def restore(path: Location, prefix: str = "") -> tuple[Network, dict[str, Any]]:
-    """The network stored at `path`, built from its header alone and filled, and the header.
-
-    `prefix` is that of the network's tensors in a file that holds more than a network, as a defended model's
-    file does (`classifier.`). The network comes in training mode, like any new one.
-    """
-    tensors, header = load(path)
-    try:
-        return network_of(header, tensors, prefix), header
-    except CheckpointError as error:
-        raise CheckpointError(f"cannot restore {path}: {error}") from error
-
-
-def network_of(header: Mapping[str, Any], tensors: Mapping[str, Tensor], prefix: str = "") -> Network:
-    """The network that a header describes, filled with those of its file's tensors that begin with `prefix`.
-
-    Names and shapes are compared before anything is allocated, since a header from a stranger can ask for far
-    more than its file holds.
-    """
-    state = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-    try:
-        architecture = architecture_in(header)
-        found = difference(outline(architecture).state_dict(), state)
-    except ConfigurationError as error:
-        raise CheckpointError(f"the header's architecture cannot be built: {error}") from error
-    if found:
-        raise CheckpointError(f"the tensors do not fit the header's {architecture}: {found}")
-    network = construct(architecture, torch.Generator())
-    network.load_state_dict(state)
-    return network
-
-
 def difference(expected: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> str | None:
     """The first difference in names, shapes or kinds of numbers between two states; None where they fit."""
     missing, surplus = expected.keys() - state.keys(), state.keys() - expected.keys()
@@ -130,14 +97,6 @@ def describe(module: Network) -> dict[str, Any]:
             # Weights loaded since then brought their own normalization; the buffer is what the network uses.
             plain[name] = buffer.tolist()
     return plain
-
-
-def rebuild(header: Mapping[str, Any], generator: torch.Generator | None = None) -> Network:
-    """A network with fresh weights, as the `architecture` of a header describes it."""
-    try:
-        return construct(architecture_in(header), generator)
-    except ConfigurationError as error:
-        raise CheckpointError(f"the header's architecture cannot be built: {error}") from error
 
 
 def architecture_in(header: Mapping[str, Any]) -> Architecture:

@@ -8,8 +8,8 @@ from typing import Any
 
 from menet.errors import RecordError
 from menet.evaluation.certify import LABEL as CERTIFICATE
-from menet.evaluation.features import SUFFIX, Features, load_features
 from menet.evaluation.records import Records, read_folder
+from menet.evaluation.snapshots import FEATURES_SUFFIX, Features, load_features
 
 NOTES = "report.json"
 RECONSTRUCTION = "reconstruction.png"
@@ -95,7 +95,7 @@ def collect(
         groups.setdefault(owner, []).append(place)
     if not groups:
         raise RecordError(
-            f"{folder} holds no records (*.rank*.jsonl) and no audit.json; make some with menet evaluate or audit"
+            f"expected records (*.rank*.jsonl) or audit.json in {folder}, found none; run menet evaluate or audit"
         )
     subjects = [_subject(folder, owner, places, told, damaged) for owner, places in groups.items()]
     order = list(told.names.values())
@@ -119,7 +119,7 @@ def read_notes(path: Path) -> Notes:
             seconds=content.get("seconds"),
         )
     except (ValueError, TypeError, AttributeError) as error:
-        raise RecordError(f"{path} does not hold notes for a report: {error}") from error
+        raise RecordError(f"expected the notes of a report in {path}: {error}") from error
 
 
 def _subject(folder: Path, owner: Path, places: list[Path], notes: Notes, damaged: bool) -> Subject:
@@ -135,7 +135,7 @@ def _subject(folder: Path, owner: Path, places: list[Path], notes: Notes, damage
             evaluations.update({label: records for label, records in there.items() if records.rows})
         if (place / "audit.json").is_file():
             audit = _read_audit(place / "audit.json")
-        features += [load_features(path) for path in sorted(place.glob(f"*{SUFFIX}"))]
+        features += [load_features(path) for path in sorted(place.glob(f"*{FEATURES_SUFFIX}"))]
     if certificate is not None and not certificate.rows:
         certificate = None
     evaluations = dict(sorted(evaluations.items(), key=lambda pair: _strength(pair[1])))
@@ -165,5 +165,5 @@ def _read_audit(path: Path) -> dict[str, Any]:
         if not all({"name", "status", "meaning", "numbers"} <= finding.keys() for finding in findings):
             raise ValueError("a finding lacks its name, status, meaning or numbers")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RecordError(f"{path} is not an audit: {error}") from error
+        raise RecordError(f"expected an audit in {path}: {error}") from error
     return dict(content)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from menet.errors import require
-from menet.evaluation.features import Features
+from menet.evaluation.snapshots import Features
 from menet.report.figures import FAINT, Figure, PercentFormatter, color, legend, plain, sheet, styled
 
 CLASS_COLORS = (

@@ -314,14 +314,3 @@ def interval(number: Accuracy) -> str:
 def signed(value: float) -> str:
     """A difference to one digit, with a true minus."""
     return f"{value:+.1f}".replace("-", "−")
-
-
-def duration(seconds: float) -> str:
-    """Seconds in the largest units that fit: `12.3 s`, `5 min 3 s`, `3 h 20 min`, `4 days`."""
-    if seconds < 100:
-        return f"{seconds:.3g} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours >= 48:
-        return f"{hours / 24:,.0f} days"
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"

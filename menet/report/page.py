@@ -10,6 +10,7 @@ from typing import Any
 
 from menet.errors import ConfigurationError, require
 from menet.files import write_atomically
+from menet.progress import format_duration
 from menet.report import curves, embedding, figures, tables
 from menet.report.collect import Collection, Subject
 from menet.report.figures import Figure, styled
@@ -17,7 +18,6 @@ from menet.report.narrative import (
     at_threat,
     attack_words,
     common_threat,
-    duration,
     findings,
     is_transfer,
     model_words,
@@ -66,7 +66,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Report:
-    """The content of a report, whatever its format."""
+    """The content of a report, independent of its format."""
 
     title: str
     introduction: tuple[str, ...]
@@ -217,7 +217,7 @@ def _made(collection: Collection) -> Section:
     rows = [_made_row(subject) for subject in collection.subjects if subject.records]
     paragraphs: list[str] = []
     if collection.notes.seconds is not None:
-        paragraphs.append(f"Total time: {duration(collection.notes.seconds)}.")
+        paragraphs.append(f"Total time: {format_duration(collection.notes.seconds)}.")
     machines = dict.fromkeys(
         _machine(records.header["made"]) for subject in collection.subjects for records in subject.records
     )
@@ -239,7 +239,7 @@ def _made_row(subject: Subject) -> tuple[Cell, ...]:
         Cell(f"{data['name']}, {data['split']}", f"{evaluation['start']} to {evaluation['stop']}"),
         Cell(str(evaluation["model"].get("weights") or "none")[:12]),
         Cell(", ".join(map(str, seeds))),
-        Cell(duration(spent), number=True),
+        Cell(format_duration(spent), number=True),
     )
 
 

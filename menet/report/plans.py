@@ -14,7 +14,7 @@ from menet.experiments.plan import Table as PaperTable
 from menet.experiments.runner import JobOutcome, finished
 from menet.experiments.scale import SCALES, Scale
 from menet.files import write_atomically
-from menet.report.narrative import duration
+from menet.progress import format_duration
 from menet.report.tables import Cell, Table
 
 LONGEST = 12
@@ -71,10 +71,10 @@ def show_cost(jobs: Sequence[Job], scale: Scale, places: Workspace, workers: int
     console = Console()
     Table(f"scale {scale.name}: {scale.summary}", columns, tuple(rows)).print(console)
     spent = sum(costs[job.key].seconds(speed) for job in waiting) / workers
-    console.print(f"about {duration(spent)} on this machine with {workers} jobs in parallel; the longest:")
+    console.print(f"about {format_duration(spent)} on this machine with {workers} jobs in parallel; the longest:")
     for job in sorted(waiting, key=lambda one: -costs[one.key].seconds(speed))[:LONGEST]:
         edges = " ← " + ", ".join(need.key[:8] for need in job.needs) if job.needs else ""
-        line = f"  {job.key[:8]}{edges}  {duration(costs[job.key].seconds(speed))}  {job.title()}"
+        line = f"  {job.key[:8]}{edges}  {format_duration(costs[job.key].seconds(speed))}  {job.title()}"
         console.print(escape(line), highlight=False, soft_wrap=True)
     listing = places.root / "plans" / f"{scale.name}.json"
     _write_graph(listing, jobs, speed)

@@ -7,8 +7,7 @@ from typing import Any
 
 from menet.errors import RecordError
 from menet.evaluation import read_folder
-from menet.evaluation.features import SUFFIX, Features, load_features
-from menet.evaluation.snapshots import unpack
+from menet.evaluation.snapshots import FEATURES_SUFFIX, Features, load_features, unpack
 from menet.experiments.jobs import Workspace
 from menet.experiments.results import load_summary
 from menet.files import write_atomically
@@ -269,7 +268,7 @@ def pictures(summary: dict[str, Any], root: Path) -> Figure:
     (records,) = read_folder(root / found["folder"] / "records").values()
     figure = snapshots(records)
     if figure is None:
-        raise RecordError(f"the records in {found['folder']} have no snapshots")
+        raise RecordError(f"expected snapshots in the records of {found['folder']}, got none")
     return figure
 
 
@@ -277,7 +276,7 @@ def _vectors(summary: dict[str, Any], root: Path) -> list[tuple[str, Features]]:
     named = []
     for panel in summary["panels"]:
         for name, found in panel["sources"].items():
-            (file,) = (root / found["folder"]).glob(f"*{SUFFIX}")
+            (file,) = (root / found["folder"]).glob(f"*{FEATURES_SUFFIX}")
             named.append((name, load_features(file)))
     return named
 

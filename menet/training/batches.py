@@ -1,15 +1,14 @@
-"""Which images a run trains and validates on, and in which order."""
+"""Which images a run trains and validates on, in which order, and their augmentation."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from menet import data
 from menet.data import Dataset
-from menet.data.augment import CropAndFlip
 from menet.distributed import Worker
 from menet.errors import ConfigurationError
 from menet.seeding import Stream, stream
@@ -63,7 +62,7 @@ class Batches:
         return len(self.chosen) // self.config.batch_size
 
     def order(self, epoch: int) -> Int[Tensor, " n"]:
-        """The order of an epoch's images, with a random copy of each where a prepared set holds several.
+        """The order of an epoch's images, with a random one of its estimates where a prepared set has several.
 
         It follows from the seed and the epoch alone, so a run can resume in the middle of an epoch.
         """
@@ -83,11 +82,43 @@ class Batches:
         """
         index = order[number * self.config.batch_size : (number + 1) * self.config.batch_size]
         source = self.dataset if self.prepared is None else self.prepared.dataset
-        crop = CropAndFlip() if self.config.augmentation else None
+        augmented = self.config.augmentation
         images, labels = source.batch(
-            index if crop else worker.part(index),
-            None if crop is None else lambda pixels: worker.part(crop(pixels, generator=generator)),
+            index if augmented else worker.part(index),
+            (lambda pixels: worker.part(crop_and_flip(pixels, generator=generator))) if augmented else None,
         )
         layout = torch.channels_last if self.config.channels_last else torch.contiguous_format
-        labels = worker.part(labels) if crop else labels
+        labels = worker.part(labels) if augmented else labels
         return images.to(worker.device, memory_format=layout), labels.to(worker.device)
+
+
+def crop_and_flip(
+    images: Shaped[Tensor, "b c h w"],
+    *,
+    generator: torch.Generator,
+    padding: int = 4,
+    flip: bool = True,
+) -> Shaped[Tensor, "b c h w"]:
+    """Pad by `padding` black pixels, crop at a random offset, and flip horizontally with probability 1/2.
+
+    This is the paper's augmentation (appendix, training details). Each image has its own draws. They come from
+    `generator`, on its own device, in an order that depends only on the number of images, so the same generator
+    gives the same crops on a CPU and on a GPU.
+    """
+    if padding < 0:
+        raise ConfigurationError(f"expected padding >= 0, got {padding}")
+    count, channels, height, width = images.shape
+    offsets = torch.randint(2 * padding + 1, (2, count, 1), generator=generator, device=generator.device)
+    coins = torch.randint(2, (count, 1), generator=generator, device=generator.device)
+    top, left = offsets.to(images.device)
+    mirrored = coins.to(images.device).bool() & flip
+
+    rows = top + torch.arange(height, device=images.device)
+    columns = torch.arange(width, device=images.device)
+    columns = left + torch.where(mirrored, width - 1 - columns, columns)
+    padded = torch.nn.functional.pad(images, [padding] * 4)
+    # One flat lookup shared by the channels is several times faster on a CPU than indexing four dimensions.
+    stride = width + 2 * padding
+    lookup = (rows[:, :, None] * stride + columns[:, None, :]).flatten(1)
+    cropped = padded.flatten(2).gather(2, lookup[:, None, :].expand(-1, channels, -1))
+    return cropped.unflatten(2, (height, width))

@@ -22,7 +22,7 @@ def build_model(
     chosen: Tensor | None = None,
     fitted: dict[str, Any] | None = None,
 ) -> nn.Module:
-    """The network for a dataset's images behind the configured defense; weights and masks follow from the seed.
+    """The network for a dataset's images behind the configured defense; all randomness follows from the seed.
 
     A defense that is fitted to images is fitted to those at `chosen` (all if None), unless `fitted` gives the
     settings of one whose state is loaded afterwards.

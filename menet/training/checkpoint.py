@@ -32,8 +32,6 @@ DIGEST = "digest"
 
 LARGEST_SETTING = 1e9
 """Of any number among a defense's settings in a file; beyond it a number is a mistake or an attack."""
-LARGEST_SCHEDULE = 10_000
-"""Of `masks`, the length of a schedule that is held in memory."""
 LONGEST_SETTING = 1_000
 """Of any text, list or object among them."""
 
@@ -136,7 +134,8 @@ def load_model(path: str | os.PathLike[str]) -> nn.Module:
     """The network and its defense from a run folder or weights file, in evaluation mode on the CPU.
 
     From a run folder it is the model of the best epoch. The file alone is enough: its header says which network
-    and which defense it holds. Reading runs no code from the file.
+    and which defense it holds. Reading runs no code from the file. A random defense is seeded afresh by the
+    operating system: models loaded from one file do not replay each other's draws.
     """
     file = weights_file(Path(path))
     tensors, header = load_verified(file)
@@ -144,7 +143,7 @@ def load_model(path: str | os.PathLike[str]) -> nn.Module:
     try:
         _check_fit(header, state)
         network = construct(architecture_in(header), torch.Generator())
-        model = rebuild(network, header.get("defense", {}))
+        model = rebuild(network, header.get("defense", {}), seed=None)
         _fill(model, state)
     except _UNFIT as error:
         raise CheckpointError(f"cannot load {file}: {_one_line(error)}") from error
@@ -212,7 +211,7 @@ def model_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The model's own tensors, of a checkpoint or of a file of weights."""
     prefix = "model."
     inner = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-    return _without_generator(inner or tensors)
+    return inner or dict(tensors)
 
 
 def _check_fit(header: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
@@ -243,28 +242,19 @@ def _check_sizes(name: str, value: Any) -> None:
         inner = value.items() if isinstance(value, dict) else ((name, one) for one in value)
         for key, one in inner:
             _check_sizes(str(key), one)
-    most = LARGEST_SCHEDULE if name == "masks" else LARGEST_SETTING
-    if isinstance(value, int | float) and not abs(value) <= most:
-        raise CheckpointError(f"expected {name:.80} <= {most:g}, got {value!r:.80}")
+    if isinstance(value, int | float) and not abs(value) <= LARGEST_SETTING:
+        raise CheckpointError(f"expected {name:.80} <= {LARGEST_SETTING:g}, got {value!r:.80}")
 
 
 def _check_same_tensors(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    expected = _without_generator(model.state_dict())
-    for name in sorted(expected.keys() ^ state.keys()):
-        raise CheckpointError(f"tensor {name!r:.120} is {'missing' if name in expected else 'unknown'}")
-    for name, tensor in expected.items():
-        if tensor.shape != state[name].shape:
-            raise CheckpointError(
-                f"expected {name!r} of shape {tuple(tensor.shape)}, got {tuple(state[name].shape)}"
-            )
-        if tensor.is_floating_point() != state[name].is_floating_point():
-            raise CheckpointError(f"expected {name!r} as {tensor.dtype}, got {state[name].dtype}")
+    found = weights.difference(model.state_dict(), state)
+    if found:
+        raise CheckpointError(f"the tensors do not fit the model: {found}")
 
 
 def _fill(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     _check_same_tensors(model, state)
-    # Not strict only for the sake of `_extra_state`, which is never stored; the check above is strict.
-    model.load_state_dict(state, strict=False)
+    model.load_state_dict(state)
 
 
 def _restore(state: TrainState, tensors: Mapping[str, Tensor], progress: Mapping[str, Any]) -> None:
@@ -289,18 +279,13 @@ def _restore(state: TrainState, tensors: Mapping[str, Tensor], progress: Mapping
 
 
 def _finite_weights(model: nn.Module, where: str) -> dict[str, Tensor]:
-    tensors = _without_generator(model.state_dict())
+    tensors = dict(model.state_dict())
     for name, value in tensors.items():
         if value.is_floating_point() and not bool(value.isfinite().all()):
             raise TrainingError(
                 f"{name} is not finite at {where}; the last good checkpoint is kept (try a lower learning rate)"
             )
     return tensors
-
-
-def _without_generator(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    # Weights do not hold a defense's random state: every load would replay the same masks.
-    return {name: value for name, value in state.items() if name.rpartition(".")[2] != "_extra_state"}
 
 
 def _header(config: TrainingConfig, model: nn.Module) -> dict[str, Any]:

@@ -19,6 +19,11 @@ Schedule = Literal["step", "one-cycle"]
 Precision = Literal["auto", "float32", "bfloat16"]
 Norm = Literal["linf", "l2"]
 
+WARM_UP = 0.3
+"""Fraction of a one-cycle run in which the learning rate rises."""
+START, END = 1 / 25, 1e-4
+"""First and last learning rate of a one-cycle run, as fractions of the peak."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
@@ -124,7 +129,7 @@ class TrainingConfig:
             if self.objective != "standard":
                 raise ConfigurationError(
                     f"expected objective 'standard' with prepared {self.prepared!r}, got {self.objective!r}: "
-                    "an attack needs fresh masks"
+                    "an attack needs fresh random draws"
                 )
         # Defaults are written out, so that a later change of a default does not change this run.
         object.__setattr__(self, "defense", describe(module))
@@ -157,6 +162,21 @@ class TrainingConfig:
         return None
 
 
+def learning_rate_at(config: TrainingConfig, step: int, steps_per_epoch: int) -> float:
+    """The learning rate of a step, counted from 0 over the whole run.
+
+    `step` divides by ten at each milestone (the paper's schedule); `one-cycle` rises to the configured learning
+    rate and falls from there, both along a cosine (Smith 2018).
+    """
+    if config.schedule == "step":
+        passed = sum(step // steps_per_epoch >= milestone for milestone in config.milestones)
+        return config.learning_rate * 0.1**passed
+    done = step / max(1, config.epochs * steps_per_epoch - 1)
+    if done < WARM_UP:
+        return config.learning_rate * _cosine(START, 1.0, done / WARM_UP)
+    return config.learning_rate * _cosine(1.0, END, (done - WARM_UP) / (1 - WARM_UP))
+
+
 def me_net(
     estimator: str = "nuclear-norm", p: float | tuple[float, float] = (0.4, 0.6), **settings: Any
 ) -> dict[str, Any]:
@@ -174,3 +194,7 @@ def _check_number(name: str, value: object, *, positive: bool) -> None:
     fits = isinstance(value, int | float) and math.isfinite(value) and (value > 0 if positive else value >= 0)
     if not fits:
         raise ConfigurationError(f"expected a finite {name} {'> 0' if positive else '>= 0'}, got {value!r}")
+
+
+def _cosine(first: float, last: float, fraction: float) -> float:
+    return last + (first - last) * (1 + math.cos(math.pi * fraction)) / 2

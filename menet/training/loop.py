@@ -33,9 +33,8 @@ from menet.training.checkpoint import (
     save_checkpoint,
     save_weights,
 )
-from menet.training.config import TrainingConfig
+from menet.training.config import TrainingConfig, learning_rate_at
 from menet.training.log import Log, read_log
-from menet.training.lr_schedule import learning_rate_at
 from menet.training.objectives import BatchLoss, LossAndLogits, build_objective, training_attack
 from menet.training.score import accuracy
 
@@ -99,7 +98,7 @@ class Run:
 class Step(nn.Module):
     """The forward pass of one training step, attack included: images and labels → loss and logits.
 
-    It is a module so that `DistributedDataParallel` sees one forward pass per step, whatever the objective does.
+    It is a module so that `DistributedDataParallel` sees one forward pass per step for every objective.
     """
 
     def __init__(
@@ -144,7 +143,7 @@ def _started(
     """The run of a folder, from its last checkpoint or from the beginning; the folder is locked meanwhile."""
     with ExitStack() as stack:
         _lock(folder, worker, stack)
-        # The others read the folder only when the first process holds it.
+        # The others read the folder only after the first process has locked it.
         worker.wait()
         checkpoint = read_checkpoint(folder / LAST, config) if (folder / LAST).exists() else None
         fitted = None if checkpoint is None else checkpoint.defense

@@ -49,7 +49,7 @@ class Standard:
 
 @dataclass(frozen=True)
 class Adversarial:
-    """Cross-entropy on adversarial examples alone (Madry et al. 2018), with fresh masks at each attack step."""
+    """Cross-entropy on adversarial examples alone (Madry et al. 2018), with fresh draws at each attack step."""
 
     attack: PGD
 

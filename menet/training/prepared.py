@@ -72,7 +72,7 @@ class Description:
 
 @dataclass(frozen=True)
 class Prepared:
-    """An opened set: entry i·copies + k of `dataset` is copy k of image i."""
+    """An opened set: entry i·copies + k of `dataset` is estimate k of image i."""
 
     dataset: Dataset
     copies: int
@@ -214,14 +214,15 @@ def _check_origin(folder: Path, description: Description, source: Dataset, defen
         or description.fingerprint != fingerprint(source, description.images)
     ):
         raise ConfigurationError(
-            f"{folder} was prepared from other images of {description.dataset!r}, not from this "
-            f"{source.name!r}; run `menet prepare` on it"
+            f"{folder} was prepared from other images: expected {source.name!r} as loaded here, got "
+            f"{description.dataset!r}; run `menet prepare` again in another folder"
         )
     made_by = description.defense
     for name in sorted((made_by.keys() | defense.keys()) - {"gradient"}):
         if made_by.get(name) != defense.get(name):
             raise ConfigurationError(
-                f"{folder} was prepared with {name} = {made_by.get(name)!r}, not {defense.get(name)!r}"
+                f"{folder} was prepared with other settings: expected {name} {defense.get(name)!r}, "
+                f"got {made_by.get(name)!r}; use the same settings, or run `menet prepare` in another folder"
             )
     if description.copies != made_by.get("masks"):
         raise DataError(
@@ -232,7 +233,7 @@ def _check_origin(folder: Path, description: Description, source: Dataset, defen
 def _claim(folder: Path, description: Description) -> None:
     if (folder / DESCRIPTION).exists():
         if read_description(folder).checksum != description.checksum:
-            raise ConfigurationError(f"{folder} holds a set prepared with other settings; choose another folder")
+            raise ConfigurationError(f"{folder} was prepared with other settings; choose another folder")
         return
     write_atomically(folder / DESCRIPTION, description.as_json())
 

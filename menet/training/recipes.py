@@ -19,6 +19,7 @@ LINF_8: dict[str, Any] = {"norm": "linf", "epsilon": 8 / 255, "steps": 7, "step_
 """The paper's training attack on all datasets but MNIST."""
 LINF_MNIST: dict[str, Any] = {"norm": "linf", "epsilon": 0.3, "steps": 40, "step_size": 0.01}
 """The paper's training attack on MNIST, after Madry et al."""
+LINF_MNIST_SHORT: dict[str, Any] = {**LINF_MNIST, "steps": 10, "step_size": 0.075}
 PAPER: dict[str, Any] = {
     "optimizer": "sgd",
     "momentum": 0.9,
@@ -65,7 +66,7 @@ def digits() -> TrainingConfig:
     """LeNet on the 4,000 embedded digits: seconds with standard training, minutes with adversarial."""
     return TrainingConfig(
         recipe="short", dataset="digits", model="lenet", epochs=8, batch_size=50, learning_rate=0.05,
-        weight_decay=5e-4, validation=400, epsilon=0.3, steps=10, step_size=0.075,
+        weight_decay=5e-4, validation=400, **LINF_MNIST_SHORT,
     )  # fmt: skip
 
 
@@ -73,7 +74,7 @@ def mnist() -> TrainingConfig:
     """LeNet on MNIST, four epochs of one cycle; the training attack takes 10 larger steps in place of 40."""
     return TrainingConfig(
         recipe="short", dataset="mnist", model="lenet", epochs=4, batch_size=100, learning_rate=0.05,
-        weight_decay=5e-4, validation=1000, epsilon=0.3, steps=10, step_size=0.075,
+        weight_decay=5e-4, validation=1000, **LINF_MNIST_SHORT,
     )  # fmt: skip
 
 

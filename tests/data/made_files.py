@@ -73,7 +73,7 @@ def tiny_imagenet(root: Path) -> Path:
     for number, wnid in enumerate(wnids):
         (base / "train" / wnid / "images").mkdir(parents=True)
         for count in range(COUNT // 2):
-            # Every third one is greyscale, as some of the publisher's are.
+            # Every third one is grayscale, as some of the publisher's are.
             shape = (64, 64) if count % 3 == 0 else (64, 64, 3)
             image = Image.fromarray(pixels(100 * number + count, *shape))
             image.save(base / "train" / wnid / "images" / f"{wnid}_{count}.JPEG")

@@ -27,7 +27,7 @@ def test_ranks_are_those_of_plain_svds() -> None:
     assert ours.tolist() == [plain_rank(image) for image in dataset.images[:100].numpy()]
 
 
-def test_colours_are_laid_side_by_side(generator: torch.Generator) -> None:
+def test_colors_are_laid_side_by_side(generator: torch.Generator) -> None:
     images = torch.randint(0, 256, (20, 3, 16, 16), generator=generator).to(torch.uint8)
     # Three channels of rank one with the same left vector stay of rank one only side by side.
     images[0] = torch.tensor([1, 2, 3])[:, None, None] * torch.arange(16)[:, None]

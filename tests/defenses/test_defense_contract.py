@@ -189,8 +189,8 @@ def test_settings_are_json_and_rebuild_the_defense(model, images, tmp_path):
 
 
 def test_unknown_settings_are_refused_by_name(model):
-    with pytest.raises(ConfigurationError, match="unknown setting 'colour'"):
-        rebuild(Little(), {**describe(model), "colour": "red"})
+    with pytest.raises(ConfigurationError, match="unknown setting 'color'"):
+        rebuild(Little(), {**describe(model), "color": "red"})
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])

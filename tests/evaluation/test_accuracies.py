@@ -120,9 +120,9 @@ def test_two_models_are_compared_on_the_examples_both_have(records):
 def test_comparisons_that_would_mislead_are_refused(records):
     with pytest.raises(ConfigurationError, match="expected"):
         compare(records, records, criterion="expected")
-    relabelled = Records(HEADER, tuple({**row, "label": (row["label"] + 1) % 10} for row in records.rows))
+    relabeled = Records(HEADER, tuple({**row, "label": (row["label"] + 1) % 10} for row in records.rows))
     with pytest.raises(RecordError, match=r"expected equal labels.*example 0"):
-        compare(records, relabelled)
+        compare(records, relabeled)
     other = Records({"evaluation": {**HEADER["evaluation"], "dataset": {"name": "mnist", "split": "test"}}}, ())
     with pytest.raises(RecordError, match="records of one dataset"):
         compare(records, other)

@@ -123,7 +123,7 @@ def test_a_model_that_cannot_be_differentiated_is_caught(plain, some):
 
     findings = found(detached, some, checks=("gradients", "threat model", "steps"))
     assert {one.status for one in findings.values()} == {"fail"}
-    assert "differentiated" in findings["gradients"].meaning
+    assert "not differentiable" in findings["gradients"].meaning
 
 
 def test_a_shared_global_generator_is_caught(plain, defended, some):
@@ -265,7 +265,7 @@ def test_the_command_audits_a_users_own_model(workplace, capsys):
     [
         ("their_models:absent", "cannot be imported"),
         ("no_such_module_here:thing", "cannot be imported"),
-        ("their_models", "no run folder"),
+        ("their_models", "expected a run folder"),
         ("their_models:torch.nn.ReLU.forward.__doc__.title", "a str"),
     ],
 )

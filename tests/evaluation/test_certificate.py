@@ -39,7 +39,7 @@ def tiny(estimator, p: float, channels: str, shape: tuple[int, int, int], seed: 
 
 
 def exact_shares(model, images: Tensor) -> Tensor:
-    """Each class's share of the vote over all masks, by going through every one of them."""
+    """Each class's fraction of the vote over all masks, by going through every one of them."""
     shape = model.mask_shape(images)
     size = math.prod(shape)
     every = torch.tensor(list(itertools.product([False, True], repeat=size))).view(-1, *shape)

@@ -131,9 +131,9 @@ def test_it_resumes_and_refuses_other_settings(defended, digits, tmp_path):
     stamp = file.stat().st_mtime_ns
     evaluate(defended, digits, pgd(defended), tmp_path, SMALL)
     assert file.stat().st_mtime_ns == stamp
-    with pytest.raises(RecordError, match="seed is 3 there and 4 here"):
+    with pytest.raises(RecordError, match="expected seed 3, got 4"):
         evaluate(defended, digits, pgd(defended), tmp_path, replace(SMALL, seed=4))
-    with pytest.raises(RecordError, match=r"attack\.eot is 1 there and 2 here"):
+    with pytest.raises(RecordError, match=r"expected attack\.eot 1, got 2"):
         evaluate(defended, digits, pgd(defended, eot=2), tmp_path, SMALL)
     other = type(defended)(network(), defended.estimator)
     with pytest.raises(RecordError, match=r"model\.weights"):

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from torch import nn
 
 from menet import cli
 from menet.defense import MENet
@@ -13,8 +14,10 @@ from menet.models import build, weights
 from menet.preprocessed import describe
 
 
-def make_run(folder, dataset, seed: int = 0):
+def make_run(folder, dataset, seed: int = 0, constant: bool = False):
     network = build("small", dataset, generator=torch.Generator().manual_seed(seed))
+    if constant:
+        nn.init.zeros_(network.head.weight)
     model = MENet(network, USVT(), p=0.2)
     header = {"architecture": weights.describe(network), "defense": describe(model)}
     weights.save(folder / "best.safetensors", model.state_dict(), header)
@@ -44,6 +47,17 @@ def test_evaluate_writes_rows_and_prints_accuracies(run, capsys):
     assert len(found["fgsm"].rows) == 8
     assert found["fgsm"].header["made"]["source"] == str(run)
     assert len(json.loads((run / "evaluation" / "accuracies.json").read_text())["fgsm"]) == 20
+    assert not any(row["unusable_gradients"] for row in found["fgsm"].rows)
+    assert "gradients were" not in told
+
+
+@pytest.mark.filterwarnings("ignore::menet.attacks.GradientWarning")
+def test_rows_and_the_command_say_where_gradients_were_unusable(tmp_path, digits, capsys):
+    (tmp_path / "run").mkdir()
+    evaluate(make_run(tmp_path / "run", digits, constant=True))
+    told = capsys.readouterr().out
+    assert "fgsm: gradients were NaN, infinite or zero for 8 of 8 examples" in told
+    assert all(row["unusable_gradients"] is True for row in read_folder(tmp_path / "run/evaluation")["fgsm"].rows)
 
 
 @pytest.mark.parametrize("attack", ["boundary:steps=3,tries=5", "hop-skip-jump:steps=1,tries=5"])

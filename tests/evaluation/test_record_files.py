@@ -121,9 +121,9 @@ def test_without_a_sound_header_nothing_is_used(written, tmp_path):
 
 def test_a_file_of_another_evaluation_is_refused_by_the_field_that_differs(written, tmp_path):
     other = {**EVALUATION, "attack": {"steps": 20}}
-    with pytest.raises(RecordError, match=r"attack\.steps is 40 there and 20 here"):
+    with pytest.raises(RecordError, match=r"expected attack\.steps 40, got 20"):
         shard(tmp_path, evaluation=other)
-    with pytest.raises(RecordError, match=r"attack\.steps is 40 there and 20 here"):
+    with pytest.raises(RecordError, match=r"expected attack\.steps 40, got 20"):
         shard(tmp_path, rank=1, evaluation=other)
     assert read(*shards(tmp_path, "pgd")).evaluation == EVALUATION, "nothing was written by the one refused"
     with shard(tmp_path / "other", evaluation=other) as file:

@@ -206,6 +206,6 @@ def test_the_command_refuses_in_one_line(tmp_path: Path, capsys: pytest.CaptureF
 def test_two_runs_do_not_share_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with locked(tmp_path):
         assert cli.main(["reproduce", "figure1", "--out", str(tmp_path)]) == 2
-    assert "another process is at work" in capsys.readouterr().err
+    assert "is locked by another process" in capsys.readouterr().err
     with locked(tmp_path):
         pass

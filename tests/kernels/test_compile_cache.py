@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import menet
-from menet.kernels import disk_cache
+from menet.kernels import compiling
 from menet.kernels.compiling import compiled
 
 PACKAGE = Path(menet.__file__).parent
@@ -20,12 +20,12 @@ PACKAGE = Path(menet.__file__).parent
 @pytest.fixture
 def folder(tmp_path, monkeypatch) -> Path:
     """An empty cache, in a process that has not announced or warned yet."""
-    monkeypatch.setattr(disk_cache, "folder", lambda: tmp_path / "compiled")
-    disk_cache._announce.cache_clear()
-    disk_cache._warn_unwritable.cache_clear()
+    monkeypatch.setattr(compiling, "folder", lambda: tmp_path / "compiled")
+    compiling._announce.cache_clear()
+    compiling._warn_unwritable.cache_clear()
     yield tmp_path / "compiled"
-    disk_cache._announce.cache_clear()
-    disk_cache._warn_unwritable.cache_clear()
+    compiling._announce.cache_clear()
+    compiling._warn_unwritable.cache_clear()
 
 
 def fresh():
@@ -94,7 +94,7 @@ def test_a_full_disk_leaves_code_in_memory_with_one_warning(folder, monkeypatch)
     def full(path, content):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
-    monkeypatch.setattr(disk_cache, "write_atomically", full)
+    monkeypatch.setattr(compiling, "write_atomically", full)
     with pytest.warns(RuntimeWarning, match=r"cannot store compiled loops.*No space left"):
         expect(fresh(), loaded=False)
     with warnings.catch_warnings():

@@ -71,9 +71,8 @@ def test_no_arithmetic_is_in_a_symbol_that_two_loops_could_share(generator):
     USVT()(x, x > 0.5)
     total_variation(x, x > 0.5)
     from menet.kernels.completion import complete_each
-    from menet.kernels.eigenvectors import eigh_of_each
+    from menet.kernels.eigenvectors import eigh_of_each, truncate_each
     from menet.kernels.total_variation import minimize_each
-    from menet.kernels.truncation import truncate_each
 
     for loop in (eigh_of_each, complete_each, truncate_each, minimize_each):
         assert loop.overloads

@@ -35,7 +35,7 @@ def test_parameter_counts_are_the_published_ones(published, arguments):
 
 def test_densenet_has_the_blocks_of_the_imagenet_form():
     # ImageNet's DenseNet-121: 7,978,856 weights, of them 1,025,000 in the classifier of 1000 classes; its
-    # stem is 7×7 and has a batch normalisation of its own (2·64), where this form has 3×3 and none.
+    # stem is 7×7 and has a batch normalization of its own (2·64), where this form has 3×3 and none.
     assert count("densenet121", side=64, classes=1000) + 3 * 64 * (49 - 9) + 2 * 64 == 7_978_856
     assert count("densenet121", side=64, classes=200) == 6_946_048 + 1025 * 200
 
@@ -114,7 +114,7 @@ def test_initial_weights_have_torchs_and_hes_spread(generator):
     torch.testing.assert_close(convolution.weight.std().item(), (2 / (9 * 96)) ** 0.5, rtol=0.02, atol=0)
 
 
-def test_a_layer_without_a_rule_is_not_left_uninitialised():
+def test_a_layer_without_a_rule_is_not_left_uninitialized():
     with pytest.raises(TypeError, match="no rule for layer '0' \\(PReLU\\)"):
         initialize(torch.nn.Sequential(torch.nn.PReLU()))
 

@@ -16,8 +16,9 @@ from torch import nn
 import menet
 from menet.errors import CheckpointError
 from menet.models import build, weights
+from menet.training import load_model
 
-RECIPE = {"dataset": "digits", "defense": {"p": [0.4, 0.6]}, "training": {"epochs": 3}, "note": "é"}
+RECIPE = {"dataset": "digits", "defense": {}, "training": {"epochs": 3}, "note": "é"}
 
 
 @pytest.fixture(scope="module")
@@ -61,19 +62,18 @@ def test_round_trip_with_open_header(network, stored):
 
 
 @torch.no_grad()
-def test_restore_needs_the_file_alone(network, stored):
+def test_loading_needs_the_file_alone(network, stored):
     before = torch.get_rng_state()
-    again, header = weights.restore(stored)
+    again = load_model(stored)
     assert torch.equal(torch.get_rng_state(), before)
-    assert header["dataset"] == "digits"
     assert again.architecture == network.architecture
     images = torch.rand(3, 1, 28, 28)
-    assert torch.equal(again.eval()(images), network(images))
+    assert torch.equal(again(images), network(images))
 
 
-def test_rebuild_and_describe_are_inverse(network):
+def test_architecture_in_and_describe_are_inverse(network):
     header = json.loads(json.dumps({"architecture": weights.describe(network)}))
-    assert weights.rebuild(header).architecture == network.architecture
+    assert weights.architecture_in(header) == network.architecture
 
 
 def test_describe_tells_the_normalization_that_was_loaded(stored):
@@ -141,7 +141,7 @@ def test_a_failed_save_leaves_the_old_file(network, tmp_path):
     [
         (
             {"name": "lenet"},
-            r"do not fit the header's lenet \(1×28×28, 10 classes\): missing 'body\.first\.bias'",
+            r"do not fit the model: missing 'body\.first\.bias'",
         ),
         ({"channels": 3, "mean": [0.0] * 3, "std": [1.0] * 3}, r"'normalize\.mean' of shape 3×1×1, got 1×1×1"),
         ({"classes": 100}, r"expected 'head\.weight' of shape 100×128, got 10×128"),
@@ -150,8 +150,8 @@ def test_a_failed_save_leaves_the_old_file(network, tmp_path):
 def test_what_does_not_fit_the_header_is_named(network, tmp_path, change, words):
     text = json.dumps({"architecture": {**weights.describe(network), **change}})
     save_file(network.state_dict(), tmp_path / "w", metadata={"menet": text})
-    with pytest.raises(CheckpointError, match=f"cannot restore .*{words}"):
-        weights.restore(tmp_path / "w")
+    with pytest.raises(CheckpointError, match=f"cannot load .*{words}"):
+        load_model(tmp_path / "w")
 
 
 def test_tensors_that_do_not_fit_are_named(network, tmp_path):
@@ -164,17 +164,7 @@ def test_tensors_that_do_not_fit_are_named(network, tmp_path):
     ):
         weights.save(tmp_path / "w", {**state, **changed}, header)
         with pytest.raises(CheckpointError, match=words):
-            weights.restore(tmp_path / "w")
-
-
-def test_restore_finds_a_network_behind_a_prefix(network, tmp_path):
-    header = {"architecture": weights.describe(network)}
-    state = {f"classifier.{name}": value for name, value in network.state_dict().items()}
-    weights.save(tmp_path / "w", {**state, "bank": torch.zeros(3)}, header)
-    with pytest.raises(CheckpointError, match="missing 'body"):
-        weights.restore(tmp_path / "w")
-    again, _ = weights.restore(tmp_path / "w", prefix="classifier.")
-    assert same(again.state_dict(), network.state_dict())
+            load_model(tmp_path / "w")
 
 
 @pytest.mark.timeout(20)
@@ -206,7 +196,7 @@ def test_pickles_are_refused_and_do_not_run(tmp_path, suffix, protocol):
     path.write_bytes(content)
     # The oldest protocol is plain text without a mark: only its usual names tell it from any other file.
     words = "pickle" if protocol != 0 or suffix in (".pt", ".pth", ".pkl") else "not a safetensors file"
-    for attempt in (weights.load, weights.restore):
+    for attempt in (weights.load, load_model):
         with pytest.raises(CheckpointError, match=words):
             attempt(path)
     assert not planted.exists()
@@ -270,16 +260,13 @@ def test_a_hostile_header_asks_in_vain(network, tmp_path, change):
     text = json.dumps({"architecture": architecture})
     save_file(network.state_dict(), tmp_path / "w", metadata={"menet": text})
     with pytest.raises(CheckpointError):
-        weights.restore(tmp_path / "w")
-    if change != {"classes": 65_536}:  # buildable, though not what this file holds
-        with pytest.raises(CheckpointError):
-            weights.rebuild({"architecture": architecture})
+        load_model(tmp_path / "w")
 
 
-def test_a_header_without_an_architecture_cannot_be_restored(tmp_path):
+def test_a_header_without_an_architecture_cannot_be_loaded(tmp_path):
     weights.save(tmp_path / "w", nn.Linear(2, 2), {"dataset": "digits"})
     with pytest.raises(CheckpointError, match="expected a header with an architecture of exactly name, channels"):
-        weights.restore(tmp_path / "w")
+        load_model(tmp_path / "w")
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,8 @@ import numpy as np
 import torch
 
 from menet.evaluation import jsonl
-from menet.evaluation.features import Features, save_features
 from menet.evaluation.records import FORMAT, shard_path
-from menet.evaluation.snapshots import pack
+from menet.evaluation.snapshots import Features, pack, save_features
 
 EXAMPLES, MASKS = 40, 8
 HOSTILE = "<script>alert('x')</script> & \"co\""
@@ -82,6 +81,7 @@ def write(folder: Path, about: dict[str, Any], right: int, clean: int = 38) -> N
             "perturbation": {"linf": 0.2, "l2": 1.0, "l0": 64},
             "queries": 20,
             "failed": False,
+            "unusable_gradients": False,
             "seconds": 0.5,
             "seeds": {"attack": 1, "clean": 2, "scoring": 3},
             "loss_history": [0.1, 0.5, 0.9],

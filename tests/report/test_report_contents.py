@@ -12,7 +12,7 @@ from scipy.stats import binomtest
 
 from menet.cli import main
 from menet.errors import ConfigurationError, RecordError
-from menet.evaluation.features import load_features
+from menet.evaluation.snapshots import load_features
 from menet.report import curves
 from menet.report.collect import collect
 from menet.report.figures import legend, sheet, styled
@@ -204,7 +204,7 @@ def test_command_writes_page_and_markdown(tmp_path, capsys):
 def test_folders_without_records_are_refused(tmp_path, capsys):
     assert main(["report", str(tmp_path)]) == 2
     assert main(["report", str(tmp_path / "absent")]) == 2
-    assert "holds no records" in capsys.readouterr().err
+    assert "expected records (*.rank*.jsonl) or audit.json" in capsys.readouterr().err
 
 
 def test_damaged_rows_are_left_out_only_if_asked_and_then_named(tmp_path):
@@ -223,18 +223,18 @@ def test_damaged_rows_are_left_out_only_if_asked_and_then_named(tmp_path):
 def test_bad_notes_are_named(tmp_path, content):
     write(tmp_path, evaluation("pgd", defense=False), right=20)
     (tmp_path / "report.json").write_text(content)
-    with pytest.raises(RecordError, match=r"report\.json does not hold notes"):
+    with pytest.raises(RecordError, match=r"expected the notes of a report in .*report\.json"):
         collect(tmp_path)
 
 
 def test_bad_audit_and_features_are_named(tmp_path):
     write(tmp_path, evaluation("pgd", defense=False), right=20)
     (tmp_path / "audit.json").write_text('{"findings": [{"name": "x"}]}')
-    with pytest.raises(RecordError, match="is not an audit"):
+    with pytest.raises(RecordError, match=r"expected an audit in .*audit\.json"):
         collect(tmp_path)
     file = tmp_path / "pgd.features.safetensors"
     file.write_bytes(b"nonsense")
-    with pytest.raises(RecordError, match=r"features\.safetensors .* features"):
+    with pytest.raises(RecordError, match=r"expected features in .*features\.safetensors"):
         load_features(file)
 
 

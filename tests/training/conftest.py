@@ -1,19 +1,7 @@
 """What keeps the tests of training quick."""
 
-import functools
-
 import pytest
 import torch
-
-from menet.data import digits
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _digits_read_once():
-    """A run reads the embedded digits twice; all runs here share one reading."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(digits, "_table", functools.cache(digits._table))
-        yield
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,7 @@ from menet.errors import CheckpointError, ConfigurationError, DataError, MenetEr
 from menet.training import TrainingConfig, loop, recipes, train
 from menet.training.batches import Batches
 from menet.training.checkpoint import LAST, load_verified, save_with_digest
-from menet.training.config import me_net
-from menet.training.lr_schedule import learning_rate_at
+from menet.training.config import learning_rate_at, me_net
 
 pytestmark = pytest.mark.usefixtures("without_annotation_checks")
 
@@ -45,7 +44,7 @@ pytestmark = pytest.mark.usefixtures("without_annotation_checks")
         ("defense", me_net("guess")),
         ("defense", me_net(p=(0.6, 0.4))),
         ("defense", me_net(masks=0)),
-        ("defense", me_net(colour="red")),
+        ("defense", me_net(color="red")),
         ("prepared", "somewhere"),
     ],
 )
@@ -126,8 +125,8 @@ def test_recipes_survive_json(make):
 
 
 def test_unknown_settings_in_a_file_are_refused():
-    with pytest.raises(ConfigurationError, match="unknown setting 'colour'"):
-        TrainingConfig.from_dict({**plain().as_dict(), "colour": "red"})
+    with pytest.raises(ConfigurationError, match="unknown setting 'color'"):
+        TrainingConfig.from_dict({**plain().as_dict(), "color": "red"})
     with pytest.raises(ConfigurationError):
         TrainingConfig.from_dict({"milestones": 3})
 

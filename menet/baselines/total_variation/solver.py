@@ -9,7 +9,7 @@ squared, so below some λ the observed pixels stay unchanged: on 32×32 images t
 
 The solver is Douglas–Rachford splitting (`splitting.py`); each problem stops by itself.
 
-The larger λ, the more neighbouring rows and columns end up equal: at λ = 0.5 seven in eight of CIFAR-10's. The
+The larger λ, the more neighboring rows and columns end up equal: at λ = 0.5 seven in eight of CIFAR-10's. The
 splitting finds these early but makes them equal slowly; averaging over them does it at once, and more than halves
 the iterations.
 """

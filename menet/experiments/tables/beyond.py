@@ -79,7 +79,7 @@ def certificate() -> Table:
 def tubal_estimator() -> Table:
     """The tubal nuclear norm compared with the nuclear norm, as the paper compares estimators."""
     cells: tuple[Cell, ...] = ()
-    compared = (("Tubal Nuc. Norm", "tensor"), ("Nuc. Norm", "nuclear-norm"), ("mask only", "mask-only"))
+    compared = (("Tubal Nuc. Norm", "tubal"), ("Nuc. Norm", "nuclear-norm"), ("mask only", "mask-only"))
     for name, estimator in compared:
         pure = model("cifar10", p=HIGH, estimator=estimator)
         trained = model("cifar10", "me-net", "adversarial", LOW, estimator=estimator)
