@@ -144,7 +144,7 @@ def load_model(path: str | os.PathLike[str]) -> nn.Module:
     try:
         _check_fit(header, state)
         network = construct(architecture_in(header), torch.Generator())
-        model = rebuild(network, header.get("defense", {}))
+        model = rebuild(network, header.get("defense", {}), seed=None)
         _fill(model, state)
     except _UNFIT as error:
         raise CheckpointError(f"cannot load {file}: {_one_line(error)}") from error
