@@ -18,9 +18,9 @@ class Evaluate:
     torchrun the processes divide the work.
 
     An attack is NAME or NAME:SETTING=VALUE,… such as `pgd:steps=40`, `bpda-eot:steps=100,eot=40`,
-    `pgd:gradient=exact`, `pgd:on=classifier` (gray box), `pgd:on=OTHER_RUN` (transfer attack with OTHER_RUN as the
-    surrogate) or `boundary:draws=fixed:10` (on a fixed bank of 10 draws, for attacks that need a deterministic
-    model). Your own attack is `package.module:Class`; naming it executes that module.
+    `pgd:gradient=exact`, `pgd:on=classifier` (gray box), `pgd:on=OTHER_RUN` (transfer attack with OTHER_RUN as
+    the surrogate) or `boundary:draws=fixed:10` (on a fixed bank of 10 draws, for attacks that need a
+    deterministic model). Your own attack is `package.module:Class`; naming it executes that module.
     """
 
     run: Run
