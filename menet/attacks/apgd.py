@@ -6,11 +6,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from menet.attacks.ascent import StepRule
+from menet.attacks.ascent import MomentumStep, StepRule
 from menet.attacks.base import Images, Losses, Task, wide
 from menet.attacks.pgd import PGD
 from menet.attacks.threat import ThreatModel
 from menet.errors import ConfigurationError
+
+THRESHOLD = 0.75
+"""The publication's ρ."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,13 +22,17 @@ class APGD(PGD):
 
     Unlike the reference implementation it compares iterates by the mean loss over all `eot` draws, not by the
     last draw's, and returns the iterate of highest mean loss whether or not one draw was fooled.
+
+    Whether the loss rose is mostly chance for a random model, and steps halved by chance stop an attack early:
+    there the steps are `MomentumStep`'s unless `threshold` is given.
     """
 
     title: ClassVar[str] = "APGD"
 
     steps: int = 100
-    threshold: float = 0.75
-    """Halve the step when at most this fraction of the steps since the last check raised the loss (ρ)."""
+    threshold: float | None = None
+    """Halve the step when at most this fraction of the steps since the last check raised the loss (ρ); 0.75 for a
+    deterministic model."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -33,7 +40,9 @@ class APGD(PGD):
             raise ConfigurationError(f"expected no step_size, got {self.step_size}: APGD adapts its own")
 
     def step_rule(self, task: Task) -> StepRule:
-        return AdaptiveStep(self.threat, task.images, self.steps, self.threshold)
+        if self.threshold is None and task.random:
+            return MomentumStep(self.threat, task.images, self.steps)
+        return AdaptiveStep(self.threat, task.images, self.steps, self.threshold or THRESHOLD)
 
 
 class AdaptiveStep(StepRule):

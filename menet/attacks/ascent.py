@@ -5,6 +5,7 @@ A loss oracle says how high the loss is and where it rises, a step rule where to
 `PGD.step_rule`.
 """
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
@@ -55,6 +56,36 @@ class FixedStep(StepRule):
     def step(self, images: Images, gradient: Images, losses: Losses) -> Images:
         moved = torch.add(images, self.threat.direction(gradient), alpha=self.size)
         return self.threat.project(moved, self.origin)
+
+
+class MomentumStep(StepRule):
+    """A step along accumulated gradients whose size falls to zero as a cosine; the last iterate is returned.
+
+    For random models. A gradient over a few draws is noisy: accumulating averages it over the draws of earlier
+    steps too. Large steps at first cross the budget, small ones at the end settle in spite of the noise. The loss
+    of an iterate is as noisy, so that keeping the highest would keep the luckiest; hence the last.
+    `benchmarks/stepping.py` compares it with other ways of stepping at equal passes.
+    """
+
+    MOMENTUM = 0.75
+
+    def __init__(self, threat: ThreatModel, origin: Tensor, steps: int) -> None:
+        self.threat, self.origin, self.steps = threat, origin, steps
+        self.first_size = threat.reach(origin) / 2
+        self.accumulated = torch.zeros_like(origin)
+        self.taken = 0
+
+    def step(self, images: Images, gradient: Images, losses: Losses) -> Images:
+        # Each gradient counts by its direction: losses of different iterates differ in scale.
+        size = gradient.abs().flatten(1).mean(1).clamp_min(torch.finfo(gradient.dtype).tiny)
+        self.accumulated = self.MOMENTUM * self.accumulated + gradient / wide(size)
+        step_size = self.first_size * (1 + math.cos(math.pi * self.taken / self.steps)) / 2
+        self.taken += 1
+        moved = torch.add(images, self.threat.direction(self.accumulated), alpha=step_size)
+        return self.threat.project(moved, self.origin)
+
+    def select(self, last: Images) -> Images:
+        return last
 
 
 @dataclass(frozen=True)

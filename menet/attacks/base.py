@@ -4,6 +4,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -15,6 +16,9 @@ from menet.errors import AttackError, ConfigurationError
 
 Model = Callable[[Tensor], Tensor]
 """Any callable from images (B,C,H,W) in [0,1] to logits (B,K)."""
+
+RANDOM_DRAWS = 10
+"""Draws of a random model behind each loss or gradient, unless an attack says otherwise."""
 
 Images = Float[Tensor, "b c h w"]
 Losses = Float[Tensor, " b"]
@@ -205,6 +209,15 @@ class Task:
                 "expected a generator, got None: this attack is random, pass a torch.Generator"
             )
         return self.optional_generator
+
+    @cached_property
+    def random(self) -> bool:
+        """Whether the model is random: two calls on the same images give different logits."""
+        return not is_deterministic(lambda images: self.model(images, slice(len(images))), self.images[:8])
+
+    def draws(self, wanted: int | None) -> int:
+        """`wanted` draws behind each loss; if None, one of a deterministic model and ten of a random one."""
+        return wanted if wanted is not None else RANDOM_DRAWS if self.random else 1
 
     def result(self, images: Tensor, **fields: Any) -> AttackResult:
         """A result with the cost and the state of the gradients as the task's model has counted them."""

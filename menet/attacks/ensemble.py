@@ -25,7 +25,8 @@ class WorstCase(Attack):
     title: ClassVar[str] = "worst case"
 
     attacks: tuple[Attack, ...]
-    draws: int = 1
+    draws: int | None = None
+    """Draws that candidates are compared on; if None, one for a deterministic model and ten for a random one."""
     max_batch: int = MAX_BATCH
 
     minimum_norm: ClassVar[bool] = True
@@ -40,7 +41,8 @@ class WorstCase(Attack):
         return self.attacks[0].threat
 
     def run(self, task: Task) -> AttackResult:
-        return worst_case(task, [task.delegate(attack) for attack in self.attacks], self.draws, self.max_batch)
+        results = [task.delegate(attack) for attack in self.attacks]
+        return worst_case(task, results, task.draws(self.draws), self.max_batch)
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,9 @@ class MultiTargeted(Attack):
     attack: Attack
     classes: int = 9
     """How many wrong classes to try; all of them if the model has fewer."""
-    draws: int = 1
-    """Draws of the model's randomness behind the ranking of classes and the comparison of candidates."""
+    draws: int | None = None
+    """Draws of the model's randomness behind the ranking of classes and the comparison of candidates; if None,
+    one for a deterministic model and ten for a random one."""
     max_batch: int = MAX_BATCH
 
     targetable: ClassVar[bool] = False
@@ -71,12 +74,13 @@ class MultiTargeted(Attack):
         return self.attack.threat
 
     def run(self, task: Task) -> AttackResult:
+        draws = task.draws(self.draws)
         with torch.no_grad():
-            logits = torch.stack([task.model(task.images) for _ in range(self.draws)]).mean(0)
+            logits = torch.stack([task.model(task.images) for _ in range(draws)]).mean(0)
         wrong = logits.scatter(1, task.labels[:, None], -torch.inf)
         ranked = wrong.argsort(1, descending=True)[:, : min(self.classes, logits.shape[1] - 1)]
         results = [task.delegate(self.attack, targets=targets) for targets in ranked.unbind(1)]
-        return worst_case(task, results, self.draws, self.max_batch)
+        return worst_case(task, results, draws, self.max_batch)
 
 
 def worst_case(task: Task, results: Sequence[AttackResult], draws: int, max_batch: int) -> AttackResult:

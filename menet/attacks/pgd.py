@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from menet.attacks.ascent import Ascent, FixedStep, Keep, LossOracle, StepRule, ascend
+from menet.attacks.ascent import Ascent, FixedStep, Keep, LossOracle, MomentumStep, StepRule, ascend
 from menet.attacks.base import Attack, AttackResult, Task
 from menet.attacks.eot import MAX_BATCH, ExpectedLoss
 from menet.attacks.losses import CROSS_ENTROPY, MARGIN_50, Loss
@@ -21,6 +21,10 @@ class PGD(Attack):
     On a ME-Net whose gradient is "bpda" this is the paper's BPDA attack, on one whose gradient is "exact" the
     same with true gradients. With `eot` > 1 each step follows the mean gradient over that many draws of the
     model's randomness. Variants override `oracle` (the loss and its gradient) or `step_rule` (how to step).
+
+    What is left at None follows the model. A deterministic one is attacked as Madry et al. do: constant steps of
+    2.5 · epsilon / steps, and the iterate of highest loss. A random one by momentum and falling steps
+    (`MomentumStep`), in expectation over ten draws. A given `step_size` means constant steps for both.
     """
 
     title: ClassVar[str] = "PGD"
@@ -28,14 +32,13 @@ class PGD(Attack):
     threat: ThreatModel = CIFAR10
     steps: int = 40
     step_size: float | None = None
-    """Length of a step, in pixels of the [0,1] scale; 2.5 · epsilon / steps by default. The paper: 2/255, and
-    0.01 for MNIST."""
+    """Length of constant steps, in pixels of the [0,1] scale. The paper: 2/255, and 0.01 for MNIST."""
     loss: Loss = CROSS_ENTROPY
     random_start: bool = True
     restarts: int = 1
-    keep: Keep = "best"
-    """Return the iterate of highest mean loss, or the last one."""
-    eot: int = 1
+    keep: Keep | None = None
+    """Return the iterate of highest mean loss, or the last one, as for a random model."""
+    eot: int | None = None
     """Draws of the model's randomness that each gradient is averaged over."""
     max_batch: int = MAX_BATCH
     """Images in one forward pass, at most."""
@@ -53,12 +56,15 @@ class PGD(Attack):
 
     def oracle(self, task: Task) -> LossOracle:
         """The loss to maximize and its gradient."""
-        return ExpectedLoss.of(task, self.loss, self.eot, self.max_batch)
+        return ExpectedLoss.of(task, self.loss, task.draws(self.eot), self.max_batch)
 
     def step_rule(self, task: Task) -> StepRule:
         """How to step; made anew for every restart."""
-        size = 2.5 * self.threat.reach(task.images) / self.steps if self.step_size is None else self.step_size
-        return FixedStep(self.threat, task.images, size)
+        if self.step_size is not None:
+            return FixedStep(self.threat, task.images, self.step_size)
+        if task.random:
+            return MomentumStep(self.threat, task.images, self.steps)
+        return FixedStep(self.threat, task.images, 2.5 * self.threat.reach(task.images) / self.steps)
 
     def run(self, task: Task) -> AttackResult:
         oracle = self.oracle(task)
@@ -75,12 +81,15 @@ class PGD(Attack):
         start = task.images
         if self.random_start:
             start = self.threat.random_start(start, task.generator)
+        rule = self.step_rule(task)
+        # Constant steps on a random model: the highest of noisy losses would be the luckiest iterate's.
+        keep: Keep = "last" if self.keep is None and isinstance(rule, FixedStep) and task.random else "best"
         return ascend(
             oracle,
             start,
-            self.step_rule(task),
+            rule,
             steps=self.steps,
-            keep=self.keep,
+            keep=self.keep or keep,
             evaluate_last=task.loss_history or self.restarts > 1,
             title=self.title,
         )
@@ -107,7 +116,7 @@ class FGSM(Attack):
 
     threat: ThreatModel = CIFAR10
     loss: Loss = CROSS_ENTROPY
-    eot: int = 1
+    eot: int | None = None
     max_batch: int = MAX_BATCH
 
     def run(self, task: Task) -> AttackResult:

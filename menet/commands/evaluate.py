@@ -15,9 +15,12 @@ class Evaluate:
     """Attack a model and score the adversarial images on fresh random draws, never those the attack saw.
 
     One record is written per example and attack. Safe to interrupt: rerun the same command to resume. Under
-    torchrun the processes divide the work. An attack is NAME or NAME:SETTING=VALUE,… such as `pgd:steps=40`,
-    `bpda-eot:steps=100,eot=40`, `pgd:gradient=exact`, `pgd:on=classifier` (gray box) or `pgd:on=OTHER_RUN`
-    (transfer attack with OTHER_RUN as the surrogate).
+    torchrun the processes divide the work.
+
+    An attack is NAME or NAME:SETTING=VALUE,… such as `pgd:steps=40`, `bpda-eot:steps=100,eot=40`,
+    `pgd:gradient=exact`, `pgd:on=classifier` (gray box), `pgd:on=OTHER_RUN` (transfer attack with OTHER_RUN as
+    the surrogate) or `boundary:draws=fixed:10` (on a fixed bank of 10 draws, for attacks that need a
+    deterministic model). Your own attack is `package.module:Class`; naming it executes that module.
     """
 
     run: Run

@@ -88,7 +88,9 @@ class Trades:
             with torch.no_grad():
                 reference = model(images).softmax(-1)
             # One pass for the whole batch, so that logits and references stay aligned.
-            attack = replace(self.attack, loss=DivergenceFrom(reference), max_batch=len(images) * self.attack.eot)
+            attack = replace(
+                self.attack, loss=DivergenceFrom(reference), max_batch=len(images) * (self.attack.eot or 1)
+            )
             attacked = attack(model, images, labels, generator=generator).images
         clean, adversarial = model(images), model(attacked)
         divergence = functional.kl_div(

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from attack_models import RandomMasks, accuracy, network
-from torch import Tensor
+from torch import Tensor, nn
 
 from menet.attacks import APGD, DLR, PGD, AutoAttackRand, CrossEntropy, Margin, ThreatModel
 from menet.attacks.base import Queries
@@ -88,10 +88,41 @@ def test_eot_lowers_the_accuracy_of_a_random_model_at_equal_steps(masked, some):
     left = {}
     for draws in (1, 20):
         masked.reseed(0)
-        attack = PGD(threat=threat, steps=10, eot=draws)
+        attack = PGD(threat=threat, steps=10, step_size=0.025, eot=draws)
         found = attack(masked, images, labels, generator=torch.Generator().manual_seed(0)).images
         left[draws] = accuracy(masked, found, labels, draws=40)
     assert left[20] < left[1] - 0.04
+
+
+def test_a_random_model_is_attacked_by_momentum_in_expectation_unless_told_otherwise(masked, some):
+    images, labels = some[0][:60], some[1][:60]
+    threat = ThreatModel("linf", 0.1)
+    accuracies = {}
+    attacks = {
+        "one draw": PGD(threat=threat, steps=40, step_size=0.00625, eot=1),
+        "constant": PGD(threat=threat, steps=10, step_size=0.025, eot=10),
+        "default": PGD(threat=threat, steps=10),
+    }
+    for name, attack in attacks.items():
+        masked.reseed(0)
+        found = attack(masked, images, labels, generator=torch.Generator().manual_seed(0)).images
+        accuracies[name] = accuracy(masked, found, labels, draws=40)
+    assert accuracies["default"] < accuracies["constant"] + 0.01
+    assert accuracies["default"] < accuracies["one draw"] - 0.02
+
+
+def test_a_deterministic_model_is_attacked_as_before(some):
+    images, labels = some[0][:10], some[1][:10]
+    network = nn.Sequential(nn.Flatten(), nn.Linear(784, 10, bias=False))
+    with torch.no_grad():
+        network[1].weight.copy_(torch.randn(10, 784, generator=torch.Generator().manual_seed(0)) / 28)
+    threat = ThreatModel("linf", 0.1)
+    explicit = PGD(threat=threat, steps=5, step_size=0.05, keep="best", eot=1)
+    found = [
+        attack(network, images, labels, generator=torch.Generator().manual_seed(1)).images
+        for attack in (PGD(threat=threat, steps=5), explicit)
+    ]
+    assert torch.equal(*found)
 
 
 def test_autoattack_rand_is_not_weaker_than_the_reference_on_a_random_model(masked, some):
@@ -113,7 +144,7 @@ def test_autoattack_rand_is_not_weaker_than_the_reference_on_a_random_model(mask
 
 def test_iterates_are_compared_by_their_mean_loss(masked, some):
     images, labels = some[0][:20], some[1][:20]
-    attack = APGD(threat=ThreatModel("linf", 0.1), steps=10, eot=5)
+    attack = APGD(threat=ThreatModel("linf", 0.1), steps=10, eot=5, threshold=0.75)
     result = attack(masked, images, labels, generator=torch.Generator().manual_seed(0), loss_history=True)
     assert result.loss_history.shape == (11, 20)
     assert (result.queries == 11 * 5).all()

@@ -251,16 +251,16 @@ def test_a_model_in_training_mode_is_used_in_that_mode(right):
     images, labels = right
     torch.manual_seed(0)
     model = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(784, 10)).train()
-    FGSM(threat=THREAT)(model, images, labels)
+    FGSM(threat=THREAT, eot=1)(model, images, labels)
     assert model.training
     assert int(model[0].num_batches_tracked) == 1
     model.eval()
-    FGSM(threat=THREAT)(model, images, labels)
+    FGSM(threat=THREAT, eot=1)(model, images, labels)
     assert int(model[0].num_batches_tracked) == 1
 
 
 def test_a_result_prints_a_summary(plain, right):
-    result = PGD(threat=THREAT, steps=2)(plain, *right, generator=generator())
+    result = PGD(threat=THREAT, steps=2, step_size=0.1, keep="best", eot=1)(plain, *right, generator=generator())
     assert re.fullmatch(
         r"AttackResult\(8 examples, linf mean 0\.1 max 0\.1, l2 mean [\d.]+ max [\d.]+, queries mean 3 max 3, "
         r"unusable gradients 0\)",
