@@ -35,11 +35,14 @@ lint: .venv/developer
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
+# One thread for each of two processes: threads of both would fight for the same cores.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+
 check: lint
-	$(BIN)/python -m pytest -m "not slow"
+	$(PYTEST) -m "not slow"
 
 test: lint
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 bench: .venv/developer
 	$(BIN)/python -m benchmarks

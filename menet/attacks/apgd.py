@@ -1,7 +1,7 @@
 """Auto-PGD (Croce and Hein 2020): PGD with momentum that chooses its own step sizes."""
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -38,6 +38,11 @@ class APGD(PGD):
         super().__post_init__()
         if self.step_size is not None:
             raise ConfigurationError(f"expected no step_size, got {self.step_size}: APGD adapts its own")
+
+    def resolved(self, random: bool) -> Self:
+        published = self.threshold is not None or not random
+        settled = replace(self, keep=self.keep or "best") if published else self
+        return super(APGD, settled).resolved(random)
 
     def step_rule(self, task: Task) -> StepRule:
         if self.threshold is None and task.random:

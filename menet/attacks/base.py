@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -18,7 +18,6 @@ Model = Callable[[Tensor], Tensor]
 """Any callable from images (B,C,H,W) in [0,1] to logits (B,K)."""
 
 RANDOM_DRAWS = 10
-"""Draws of a random model behind each loss or gradient, unless an attack says otherwise."""
 
 Images = Float[Tensor, "b c h w"]
 Losses = Float[Tensor, " b"]
@@ -27,6 +26,11 @@ Losses = Float[Tensor, " b"]
 def wide(per_example: Tensor) -> Tensor:
     """A value per example (B,) in the shape (B,1,1,1), which broadcasts over images."""
     return per_example.view(-1, 1, 1, 1)
+
+
+def default_draws(random: bool) -> int:
+    """Draws behind each loss or gradient, unless an attack says otherwise."""
+    return RANDOM_DRAWS if random else 1
 
 
 class GradientWarning(UserWarning):
@@ -217,7 +221,7 @@ class Task:
 
     def draws(self, wanted: int | None) -> int:
         """`wanted` draws behind each loss; if None, one of a deterministic model and ten of a random one."""
-        return wanted if wanted is not None else RANDOM_DRAWS if self.random else 1
+        return wanted if wanted is not None else default_draws(self.random)
 
     def result(self, images: Tensor, **fields: Any) -> AttackResult:
         """A result with the cost and the state of the gradients as the task's model has counted them."""
@@ -271,6 +275,10 @@ class Attack(ABC):
     @abstractmethod
     def run(self, task: Task) -> AttackResult:
         """The attack itself, on checked arguments; call the object instead."""
+
+    def resolved(self, random: bool) -> Self:
+        """The same attack with the settings that follow the model spelled out, so that a record says what ran."""
+        return self
 
     def __call__(
         self,

@@ -1,13 +1,13 @@
 """Attacks made of others: the worst case over several attacks, or over several target classes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from menet.attacks.base import Attack, AttackResult, Task
+from menet.attacks.base import Attack, AttackResult, Task, default_draws
 from menet.attacks.eot import MAX_BATCH, ExpectedLoss
 from menet.attacks.losses import Margin
 from menet.attacks.threat import ThreatModel
@@ -39,6 +39,10 @@ class WorstCase(Attack):
     @property
     def threat(self) -> ThreatModel:
         return self.attacks[0].threat
+
+    def resolved(self, random: bool) -> Self:
+        attacks = tuple(attack.resolved(random) for attack in self.attacks)
+        return replace(self, attacks=attacks, draws=self.draws or default_draws(random))
 
     def run(self, task: Task) -> AttackResult:
         results = [task.delegate(attack) for attack in self.attacks]
@@ -72,6 +76,9 @@ class MultiTargeted(Attack):
     @property
     def threat(self) -> ThreatModel:
         return self.attack.threat
+
+    def resolved(self, random: bool) -> Self:
+        return replace(self, attack=self.attack.resolved(random), draws=self.draws or default_draws(random))
 
     def run(self, task: Task) -> AttackResult:
         draws = task.draws(self.draws)

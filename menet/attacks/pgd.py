@@ -1,13 +1,13 @@
 """Projected gradient descent (Madry et al. 2018) and its closest variants: FGSM, and CW's loss in a ball."""
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from menet.attacks.ascent import Ascent, FixedStep, Keep, LossOracle, MomentumStep, StepRule, ascend
-from menet.attacks.base import Attack, AttackResult, Task
+from menet.attacks.base import Attack, AttackResult, Task, default_draws
 from menet.attacks.eot import MAX_BATCH, ExpectedLoss
 from menet.attacks.losses import CROSS_ENTROPY, MARGIN_50, Loss
 from menet.attacks.threat import CIFAR10, ThreatModel
@@ -66,6 +66,11 @@ class PGD(Attack):
             return MomentumStep(self.threat, task.images, self.steps)
         return FixedStep(self.threat, task.images, 2.5 * self.threat.reach(task.images) / self.steps)
 
+    def resolved(self, random: bool) -> Self:
+        return replace(
+            self, eot=self.eot or default_draws(random), keep=self.keep or ("last" if random else "best")
+        )
+
     def run(self, task: Task) -> AttackResult:
         oracle = self.oracle(task)
         ascents = [self._ascend(task, oracle) for _ in range(self.restarts)]
@@ -118,6 +123,9 @@ class FGSM(Attack):
     loss: Loss = CROSS_ENTROPY
     eot: int | None = None
     max_batch: int = MAX_BATCH
+
+    def resolved(self, random: bool) -> Self:
+        return replace(self, eot=self.eot or default_draws(random))
 
     def run(self, task: Task) -> AttackResult:
         one_step = PGD(

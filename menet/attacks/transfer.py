@@ -1,7 +1,7 @@
 """Transfer attacks: adversarial images crafted on a source model and evaluated on another."""
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from torch import nn
 
@@ -29,6 +29,9 @@ class Transfer(Attack):
     @property
     def threat(self) -> ThreatModel:
         return self.attack.threat
+
+    def resolved(self, random: bool) -> Self:
+        return replace(self, attack=self.attack.resolved(random))
 
     def run(self, task: Task) -> AttackResult:
         if isinstance(self.source, nn.Module):

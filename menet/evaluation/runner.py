@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -84,9 +84,12 @@ def evaluate(
         for one in models:
             if isinstance(one, nn.Module):
                 one.to(device)
-        draws = 1 if is_deterministic(model, dataset.batch(slice(0, 8))[0].to(device)) else settings.draws
+        sample = dataset.batch(slice(0, 8))[0].to(device)
+        draws = 1 if is_deterministic(model, sample) else settings.draws
         work = _Evaluation(model, dataset, settings, examples, batch_size, draws, device, clean={})
         for run in attacks:
+            attacked = run.model if run.source is None else run.source
+            run = replace(run, attack=run.attack.resolved(random=not is_deterministic(attacked, sample)))
             header = work.header(run)
             with (
                 Shard(folder, header, made, worker.rank) as shard,

@@ -31,7 +31,7 @@ def test_eot_over_masks_lowers_accuracy_at_equal_steps(gradient, least, menet, s
     survival = {}
     for masks in (1, 20):
         model.reseed(0)
-        attack = PGD(threat=PAPER, steps=10, eot=masks)
+        attack = PGD(threat=PAPER, steps=10, step_size=PAPER.epsilon / 4, keep="best", eot=masks)
         found = attack(model, images, labels, generator=torch.Generator().manual_seed(0)).images
         # Scored on fresh masks, the same ones for both.
         model.reseed(5)
