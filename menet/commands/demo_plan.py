@@ -109,12 +109,10 @@ class Plan:
     def networks(self) -> tuple[Network, ...]:
         """All networks; the surrogates come last."""
         transferred = f"pgd:steps={self.steps},on=vanilla-copy"
-        own = f"pgd:steps={self.steps},on=me-net-copy" if self.own_surrogate else transferred
-        white, averaged = self._white_box(), self._averaged()
+        own = f"pgd:steps={self.steps},eot=1,on=me-net-copy" if self.own_surrogate else transferred
+        white, random = self._white_box(), (*self._one_draw(), *self._averaged())
         vanilla = Network("vanilla", "vanilla", self.epochs, attacks=(transferred, *white))
-        me_net = Network(
-            "me-net", "ME-Net", self.estimated_epochs, defense=_me_net(P), attacks=(own, *white, *averaged)
-        )
+        me_net = Network("me-net", "ME-Net", self.estimated_epochs, defense=_me_net(P), attacks=(own, *random))
         low_p = Network("me-net-low-p", f"ME-Net, p {LOW_P:g}", self.estimated_epochs, certified=True)
         return (
             vanilla,
@@ -126,7 +124,7 @@ class Plan:
                     BASELINES[name].title,
                     self.epochs,
                     defense={"name": name, **BASELINES[name].settings},
-                    attacks=(transferred, *white, *(averaged if BASELINES[name].random else ())),
+                    attacks=(transferred, *(random if BASELINES[name].random else white)),
                 )
                 for name in self.baselines
             ),
@@ -136,6 +134,10 @@ class Plan:
 
     def _white_box(self) -> tuple[str, ...]:
         return tuple(f"pgd:steps={self.steps}{budget}" for budget in ("", *_budgets(self.epsilons)))
+
+    def _one_draw(self) -> tuple[str, ...]:
+        """One draw a gradient, as the paper attacks: what averaging over draws is compared with."""
+        return tuple(f"pgd:steps={self.steps},eot=1{budget}" for budget in ("", *_budgets(self.epsilons)))
 
     def _averaged(self) -> tuple[str, ...]:
         """EOT costs as many times more as it has draws, so it is limited to two budgets."""
