@@ -6,11 +6,13 @@ Nothing heavy is imported before a command runs: `menet --help` and `menet COMMA
 import difflib
 import importlib
 import inspect
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import UnionType
+from types import FrameType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from menet.errors import MenetError
@@ -100,15 +102,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     name, rest = _longest_command(arguments)
     if name is None:
         return _unknown(arguments)
+    with _interrupts() as interrupts:
+        try:
+            with _plain_warnings(name):
+                return int(_parsed(name, rest)() or 0)
+        except (Exception, KeyboardInterrupt) as error:
+            if interrupts or isinstance(error, KeyboardInterrupt):
+                print(f"\nmenet {name}: interrupted; {COMMANDS[name].interrupted}", file=sys.stderr)
+                return 130
+            if not isinstance(error, MenetError):
+                raise
+            print(f"menet {name}: {error}", file=sys.stderr)
+            return 2
+
+
+@contextmanager
+def _interrupts() -> Iterator[list[int]]:
+    """The interrupts so far. Libraries swallow one that hits them while they are imported, and break later."""
+    seen: list[int] = []
+
+    def notice(number: int, frame: FrameType | None) -> None:
+        seen.append(number)
+        signal.default_int_handler(number, frame)
+
+    before = signal.getsignal(signal.SIGINT)
+    ours = before is signal.default_int_handler and threading.current_thread() is threading.main_thread()
+    if ours:
+        signal.signal(signal.SIGINT, notice)
     try:
-        with _plain_warnings(name):
-            return int(_parsed(name, rest)() or 0)
-    except MenetError as error:
-        print(f"menet {name}: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(f"\nmenet {name}: interrupted; {COMMANDS[name].interrupted}", file=sys.stderr)
-        return 130
+        yield seen
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, before)
 
 
 def _parsed(name: str, arguments: list[str]) -> Any:

@@ -1,5 +1,6 @@
 """The command line itself: quick help, choices that match the registries, interrupts and helpful errors."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -164,6 +165,25 @@ def test_an_interrupt_while_modules_are_imported_is_one_line(
     monkeypatch.setattr(cli.importlib, "import_module", interrupt)
     assert main(["evaluate", "RUN"]) == 130
     assert "finished batches are kept" in capsys.readouterr().err
+
+
+def test_an_interrupt_that_a_library_swallowed_is_still_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # numpy, hit while scipy imports it, goes on and fails later with a RecursionError.
+    def swallow(self: object) -> int:
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        raise RecursionError
+
+    monkeypatch.setattr("menet.commands.train.Train.__call__", swallow)
+    handler = signal.getsignal(signal.SIGINT)
+    assert main(["train", "digits"]) == 130
+    assert "the last checkpoint is kept" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGINT) is handler
+    monkeypatch.setattr("menet.commands.train.Train.__call__", lambda self: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["train", "digits"])
 
 
 @pytest.mark.slow
