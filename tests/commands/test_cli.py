@@ -1,11 +1,9 @@
 """The command line itself: quick help, choices that match the registries, interrupts and helpful errors."""
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import get_args
 
@@ -184,29 +182,6 @@ def test_an_interrupt_that_a_library_swallowed_is_still_one(
     monkeypatch.setattr("menet.commands.train.Train.__call__", lambda self: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         main(["train", "digits"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seconds", [0.5, 1.5, 5.0])
-def test_a_signal_at_any_time_is_one_line(seconds: float, tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "menet.cli",
-        "train",
-        "digits",
-        "--epochs",
-        "500",
-        "--out",
-        str(tmp_path / "run"),
-    ]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
-        time.sleep(seconds)
-        os.kill(process.pid, signal.SIGINT)
-        told = process.communicate(timeout=60)[1]
-    assert process.returncode == 130, told
-    assert "Traceback" not in told
-    assert told.strip().splitlines()[-1].endswith("rerun the same command to resume")
 
 
 def test_a_missing_package_names_the_extra() -> None:
