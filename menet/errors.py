@@ -24,6 +24,16 @@ class AttackError(MenetError):
     """An attack that cannot continue; the message names the example."""
 
 
+class NotDifferentiable(AttackError):
+    """A model whose logits carry no gradient to its images: attack it without gradients."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the model's logits are not differentiable with respect to its images; "
+            "use an attack without gradients (spsa, square, boundary)"
+        )
+
+
 class TrainingError(MenetError):
     """Training that cannot continue; the message says at which epoch and step."""
 

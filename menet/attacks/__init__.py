@@ -4,7 +4,7 @@ They see a callable images → logits and nothing of what is behind it. `build(n
 name. To write your own, see `Attack`; to step in another way, `StepRule`.
 """
 
-from menet.attacks.adaptive import ApproximateInput, ClassifierOnly, ProjectedBPDA
+from menet.attacks.adaptive import ApproximateInput, ClassifierOnly, LowFrequency, ProjectedBPDA
 from menet.attacks.apgd import APGD
 from menet.attacks.ascent import LossOracle, StepRule
 from menet.attacks.autoattack import AutoAttack, AutoAttackRand
@@ -14,9 +14,11 @@ from menet.attacks.decision_based import Boundary, HopSkipJump
 from menet.attacks.ensemble import MultiTargeted, WorstCase
 from menet.attacks.losses import DLR, CrossEntropy, Margin
 from menet.attacks.pgd import CW, FGSM, PGD
+from menet.attacks.random_search import RandomSearch
 from menet.attacks.registry import ATTACKS, NAMES, TITLES, build, split_name
 from menet.attacks.spsa import SPSA
 from menet.attacks.square import Square
+from menet.attacks.standard import Standard
 from menet.attacks.threat import ThreatModel
 from menet.attacks.transfer import Transfer
 
@@ -42,10 +44,13 @@ __all__ = [
     "GradientWarning",
     "HopSkipJump",
     "LossOracle",
+    "LowFrequency",
     "Margin",
     "MultiTargeted",
     "ProjectedBPDA",
+    "RandomSearch",
     "Square",
+    "Standard",
     "StepRule",
     "Task",
     "ThreatModel",

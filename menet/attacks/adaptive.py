@@ -1,4 +1,4 @@
-"""Adaptive attacks on preprocessing defenses, as the paper describes them."""
+"""Adaptive attacks on preprocessing defenses: the paper's, and one restricted to smooth perturbations."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -6,10 +6,12 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from menet.attacks.ascent import LossOracle
+from menet.attacks.ascent import Ascent, LossOracle, ascend
 from menet.attacks.base import AttackResult, Images, Losses, Model, Queries, Task
 from menet.attacks.pgd import PGD
+from menet.attacks.threat import ThreatModel
 from menet.errors import ConfigurationError
 from menet.images import join_channels, split_channels
 
@@ -72,7 +74,8 @@ class ClassifierOnly(DisplacedPGD):
 
     def run(self, task: Task) -> AttackResult:
         bare = Queries(self.classifier, task.labels, task.targets)
-        return replace(super().run(replace(task, model=bare)), queries=task.model.counts)
+        found = super().run(replace(task, model=bare))
+        return replace(found, queries=task.model.counts, gradients=task.model.gradients)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,3 +114,69 @@ class _ProjectedGradient:
 
     def value(self, images: Images) -> Losses:
         return self.inner.value(images)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LowFrequency(PGD):
+    """PGD on a coarse grid of values, interpolated to the size of the image: only smooth perturbations.
+
+    Preprocessing that removes noise lets them pass, so that they have broken defenses which withstood PGD on
+    single pixels (Guo et al. 2019). Where they beat it, the reported attack was not the strongest.
+    """
+
+    title: ClassVar[str] = "low-frequency PGD"
+
+    factor: int = 4
+    """Pixels per grid point, in each direction."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.threat.require("linf", "l2", by=self.title)
+        if self.factor < 1:
+            raise ConfigurationError(f"expected factor >= 1, got {self.factor}")
+
+    def _ascend(self, task: Task, oracle: LossOracle) -> Ascent:
+        origin, reach = task.images, self.threat.reach(task.images)
+        grid = [max(1, -(-side // self.factor)) for side in origin.shape[2:]]
+        coarse = origin.new_zeros((*origin.shape[:2], *grid))
+        if self.threat.norm == "l2":
+            # A perturbation is about `factor` times as long as its grid.
+            reach = reach / self.factor
+        # The same steps as PGD's, but in the space of grids, whose ball is around zero.
+        threat = replace(self.threat, epsilon=reach, low=-reach, high=reach)
+        start = threat.random_start(coarse, task.generator) if self.random_start else coarse
+        rule = self.steps_within(threat, coarse, task.random)
+        smooth = _OnGrid(oracle, self.threat, origin)
+        ascent = ascend(
+            smooth,
+            start,
+            rule,
+            steps=self.steps,
+            keep=self.keep or ("last" if task.random else "best"),
+            evaluate_last=task.loss_history or self.restarts > 1,
+            title=self.title,
+        )
+        return replace(ascent, images=smooth.images(ascent.images))
+
+
+@dataclass(frozen=True)
+class _OnGrid:
+    inner: LossOracle
+    threat: ThreatModel
+    origin: Tensor
+
+    def images(self, grid: Tensor) -> Images:
+        size = self.origin.shape[2:]
+        smooth = functional.interpolate(grid, size, mode="bilinear", align_corners=False)
+        return self.threat.project(self.origin + smooth, self.origin)
+
+    def gradient(self, images: Tensor) -> tuple[Losses, Tensor]:
+        with torch.enable_grad():
+            grid = images.detach().requires_grad_()
+            fine = self.images(grid)
+            losses, gradient = self.inner.gradient(fine.detach())
+            (coarse,) = torch.autograd.grad(fine, grid, gradient)
+        return losses, coarse
+
+    def value(self, images: Tensor) -> Losses:
+        return self.inner.value(self.images(images))

@@ -6,7 +6,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from menet.attacks.ascent import MomentumStep, StepRule
+from menet.attacks.ascent import StepRule
 from menet.attacks.base import Images, Losses, Task, wide
 from menet.attacks.pgd import PGD
 from menet.attacks.threat import ThreatModel
@@ -24,7 +24,7 @@ class APGD(PGD):
     last draw's, and returns the iterate of highest mean loss whether or not one draw was fooled.
 
     Whether the loss rose is mostly chance for a random model, and steps halved by chance stop an attack early:
-    there the steps are `MomentumStep`'s unless `threshold` is given.
+    there the steps are `PGD`'s unless `threshold` is given, as they are under l0.
     """
 
     title: ClassVar[str] = "APGD"
@@ -45,8 +45,8 @@ class APGD(PGD):
         return super(APGD, settled).resolved(random)
 
     def step_rule(self, task: Task) -> StepRule:
-        if self.threshold is None and task.random:
-            return MomentumStep(self.threat, task.images, self.steps)
+        if self.threat.norm == "l0" or (self.threshold is None and task.random):
+            return self.steps_within(self.threat, task.images, task.random)
         return AdaptiveStep(self.threat, task.images, self.steps, self.threshold or THRESHOLD)
 
 

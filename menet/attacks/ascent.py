@@ -88,6 +88,28 @@ class MomentumStep(StepRule):
         return last
 
 
+class SparseStep(StepRule):
+    """For l0: the pixels of highest gain at extreme colors, by gradients accumulated over the steps.
+
+    The gain of a pixel is what the linearized loss rises by when its channels go to the ends of their range.
+    Small steps with projection would keep whichever pixels came first: they outweigh all others.
+    """
+
+    MOMENTUM = 0.9
+
+    def __init__(self, threat: ThreatModel, origin: Tensor) -> None:
+        self.threat, self.origin = threat, origin
+        self.accumulated = torch.zeros_like(origin)
+
+    def step(self, images: Images, gradient: Images, losses: Losses) -> Images:
+        self.accumulated = self.MOMENTUM * self.accumulated + self.threat.direction(gradient)
+        extreme = torch.where(self.accumulated > 0, self.threat.high, self.threat.low)
+        gain = (self.accumulated * (extreme - self.origin)).sum(1).flatten(1)
+        allowed = min(int(self.threat.epsilon), gain.shape[1])
+        chosen = torch.zeros_like(gain, dtype=torch.bool).scatter_(1, gain.topk(allowed, 1).indices, True)
+        return torch.where(chosen.view(len(images), 1, *images.shape[2:]), extreme, self.origin)
+
+
 @dataclass(frozen=True)
 class Ascent:
     """Where an ascent ended: images, their mean losses if evaluated, and the losses of every step."""

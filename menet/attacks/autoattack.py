@@ -39,6 +39,7 @@ class AutoAttack(Attack):
 
     def __post_init__(self) -> None:
         require_unit_range(self.threat, "pyautoattack")
+        self.threat.require("linf", "l2", by=self.title)
         known = ("apgd-ce", "apgd-dlr", "apgd-t", "fab", "fab-t", "square")
         unknown = sorted(set(self.attacks) - set(known))
         if not self.attacks or unknown:

@@ -51,6 +51,8 @@ class AttackResult:
     images: Float[Tensor, "b c h w"]
     queries: Int[Tensor, " b"]
     """Forward passes of the attacked model, per example."""
+    gradients: Int[Tensor, " b"] | None = None
+    """Backward passes, per example; None if not counted."""
     loss_history: Float[Tensor, "steps b"] | None = None
     """Mean loss at the start and after each step, if requested; with restarts, that of the selected one."""
     restarts: Float[Tensor, "restarts b c h w"] | None = None
@@ -64,6 +66,8 @@ class AttackResult:
 
     A gradient that is zero because the loss has reached its upper limit does not count.
     """
+    members: tuple[str, ...] | None = None
+    """For an attack made of several: which of them found each image."""
     originals: Float[Tensor, "b c h w"] | None = None
     """The images that were attacked, not copied; every call of an attack sets them."""
 
@@ -80,7 +84,10 @@ class AttackResult:
                 for norm, order in (("linf", torch.inf), ("l2", 2)):
                     norms = perturbation.norm(order, dim=1)
                     parts.append(f"{norm} mean {float(norms.mean()):.4g} max {float(norms.max()):.4g}")
-            parts.append(f"queries mean {float(self.queries.double().mean()):.4g} max {int(self.queries.max())}")
+            for name in ("queries", "gradients"):
+                counts = getattr(self, name)
+                if counts is not None:
+                    parts.append(f"{name} mean {float(counts.double().mean()):.4g} max {int(counts.max())}")
         for name in ("failed", "unusable_gradients"):
             flags = getattr(self, name)
             if flags is not None:
@@ -107,6 +114,8 @@ class Queries:
     def __init__(self, model: Model, labels: Tensor, targets: Tensor | None = None) -> None:
         self.model = model
         self.counts = torch.zeros(len(labels), dtype=torch.int64, device=labels.device)
+        self.gradients = torch.zeros_like(self.counts)
+        """Backward passes per example."""
         self.labels, self.targets = labels, targets
         self._checked_shape = False
         self._any_gradient = False
@@ -148,6 +157,7 @@ class Queries:
         to the logits. Where a call does not say which examples it is about, one usable gradient counts for all.
         """
         self._any_gradient = True
+        self.gradients[slice(None) if examples is None else examples] += draws
         finite = gradient.isfinite().flatten(1).all(1)
         usable = finite & (gradient != 0).flatten(1).any(1)
         index = slice(None) if examples is None else examples
@@ -168,6 +178,12 @@ class Queries:
         # Infinite components keep their sign, at a size whose square and sums over draws are finite.
         large = torch.finfo(gradient.dtype).max ** 0.25
         return gradient.nan_to_num(nan=0.0, posinf=large, neginf=-large)
+
+    def count(self, result: "AttackResult", examples: slice | Tensor = slice(None)) -> None:
+        """Add the cost of another attack on some of the examples."""
+        self.counts[examples] += result.queries
+        if result.gradients is not None:
+            self.gradients[examples] += result.gradients
 
     def _check_shape(self, logits: Tensor, batch: Tensor) -> None:
         if logits.ndim != 2 or len(logits) != len(batch) or not logits.is_floating_point():
@@ -225,7 +241,11 @@ class Task:
 
     def result(self, images: Tensor, **fields: Any) -> AttackResult:
         """A result with the cost and the state of the gradients as the task's model has counted them."""
-        counted = {"queries": self.model.counts, "unusable_gradients": self.model.unusable_gradients}
+        counted = {
+            "queries": self.model.counts,
+            "gradients": self.model.gradients,
+            "unusable_gradients": self.model.unusable_gradients,
+        }
         return AttackResult(images, **{**counted, **fields})
 
     def delegate(

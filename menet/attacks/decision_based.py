@@ -43,6 +43,7 @@ class DecisionAttack(Attack):
         if self.tries < 1:
             raise ConfigurationError(f"expected tries >= 1, got {self.tries}")
         require_unit_range(self.threat, "foolbox")
+        self.threat.require("linf", "l2", by=self.title)
 
     @abstractmethod
     def foolbox_attack(self) -> Any:

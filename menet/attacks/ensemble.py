@@ -95,9 +95,10 @@ def worst_case(task: Task, results: Sequence[AttackResult], draws: int, max_batc
     candidates = torch.cat([result.candidates for result in results])
     margin = ExpectedLoss.of(task, Margin(), draws, max_batch)
     winner = torch.stack([margin.value(images) for images in candidates]).argmax(0)
+    for result in results:
+        task.model.count(result)
     return task.result(
         candidates[winner, torch.arange(len(winner), device=winner.device)],
-        queries=torch.stack([result.queries for result in results]).sum(0) + task.model.counts,
         restarts=candidates,
         unusable_gradients=_in_all([result.unusable_gradients for result in results]),
     )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from menet.attacks.base import Images, Losses, Queries, Task
 from menet.attacks.losses import Loss
-from menet.errors import AttackError, ConfigurationError
+from menet.errors import ConfigurationError, NotDifferentiable
 
 MAX_BATCH = 512
 """Images in one forward pass, by default."""
@@ -74,10 +74,7 @@ class ExpectedLoss:
             if losses.requires_grad:
                 gradient, at_logits = torch.autograd.grad(losses.sum(), (leaf, logits), allow_unused=True)
             if gradient is None or at_logits is None:
-                raise AttackError(
-                    "the model's logits are not differentiable with respect to its images; "
-                    "use an attack without gradients (spsa, square, boundary)"
-                )
+                raise NotDifferentiable
         gradient = self.model.checked_gradient(gradient, logits.detach(), at_logits, block, draws)
         return _over_draws(losses.detach(), draws), _over_draws(gradient, draws)
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from menet.attacks.base import Queries, Task, is_deterministic
 from menet.attacks.threat import ThreatModel
-from menet.errors import AttackError, ConfigurationError
+from menet.errors import AttackError, ConfigurationError, NotDifferentiable
 from menet.progress import Reporter, reporting
 
 NORMS = {"linf": "Linf", "l2": "L2"}
@@ -48,10 +48,7 @@ class _ImageGradient(torch.autograd.Function):
             leaf = images.detach().requires_grad_()
             logits = queries(leaf)
         if not logits.requires_grad:
-            raise AttackError(
-                "the model's logits are not differentiable with respect to its images; "
-                "use an attack without gradients (spsa, square, boundary)"
-            )
+            raise NotDifferentiable
         ctx.graph, ctx.queries = (leaf, logits), queries
         return logits.detach().clone()
 

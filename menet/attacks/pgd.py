@@ -6,7 +6,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from menet.attacks.ascent import Ascent, FixedStep, Keep, LossOracle, MomentumStep, StepRule, ascend
+from menet.attacks.ascent import Ascent, FixedStep, Keep, LossOracle, MomentumStep, SparseStep, StepRule, ascend
 from menet.attacks.base import Attack, AttackResult, Task, default_draws
 from menet.attacks.eot import MAX_BATCH, ExpectedLoss
 from menet.attacks.losses import CROSS_ENTROPY, MARGIN_50, Loss
@@ -24,7 +24,8 @@ class PGD(Attack):
 
     What is left at None follows the model. A deterministic one is attacked as Madry et al. do: constant steps of
     2.5 · epsilon / steps, and the iterate of highest loss. A random one by momentum and falling steps
-    (`MomentumStep`), in expectation over ten draws. A given `step_size` means constant steps for both.
+    (`MomentumStep`), in expectation over ten draws. A given `step_size` means constant steps for both. Under l0
+    each step chooses its pixels anew (`SparseStep`).
     """
 
     title: ClassVar[str] = "PGD"
@@ -60,11 +61,17 @@ class PGD(Attack):
 
     def step_rule(self, task: Task) -> StepRule:
         """How to step; made anew for every restart."""
+        return self.steps_within(self.threat, task.images, task.random)
+
+    def steps_within(self, threat: ThreatModel, origin: Tensor, random: bool) -> StepRule:
+        """The steps that suit a deterministic or a random model, in the ball of `threat` around `origin`."""
         if self.step_size is not None:
-            return FixedStep(self.threat, task.images, self.step_size)
-        if task.random:
-            return MomentumStep(self.threat, task.images, self.steps)
-        return FixedStep(self.threat, task.images, 2.5 * self.threat.reach(task.images) / self.steps)
+            return FixedStep(threat, origin, self.step_size)
+        if threat.norm == "l0":
+            return SparseStep(threat, origin)
+        if random:
+            return MomentumStep(threat, origin, self.steps)
+        return FixedStep(threat, origin, 2.5 * threat.reach(origin) / self.steps)
 
     def resolved(self, random: bool) -> Self:
         return replace(
@@ -87,8 +94,8 @@ class PGD(Attack):
         if self.random_start:
             start = self.threat.random_start(start, task.generator)
         rule = self.step_rule(task)
-        # Constant steps on a random model: the highest of noisy losses would be the luckiest iterate's.
-        keep: Keep = "last" if self.keep is None and isinstance(rule, FixedStep) and task.random else "best"
+        # On a random model the highest of noisy losses would be the luckiest iterate's.
+        keep: Keep = "last" if self.keep is None and task.random else "best"
         return ascend(
             oracle,
             start,

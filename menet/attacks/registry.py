@@ -7,7 +7,7 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any
 
 from menet.attacks import losses
-from menet.attacks.adaptive import ApproximateInput, ClassifierOnly, ProjectedBPDA
+from menet.attacks.adaptive import ApproximateInput, ClassifierOnly, LowFrequency, ProjectedBPDA
 from menet.attacks.apgd import APGD
 from menet.attacks.autoattack import AutoAttack, AutoAttackRand
 from menet.attacks.base import Attack
@@ -16,8 +16,10 @@ from menet.attacks.decision_based import Boundary, HopSkipJump
 from menet.attacks.ensemble import MultiTargeted, WorstCase
 from menet.attacks.losses import DLR, CrossEntropy
 from menet.attacks.pgd import CW, FGSM, PGD
+from menet.attacks.random_search import RandomSearch
 from menet.attacks.spsa import SPSA
 from menet.attacks.square import Square
+from menet.attacks.standard import Standard
 from menet.attacks.threat import CIFAR10, ThreatModel
 from menet.attacks.transfer import Transfer
 from menet.errors import ConfigurationError
@@ -35,6 +37,7 @@ class Entry:
 
 
 ATTACKS: dict[str, Entry] = {
+    "standard": Entry(Standard, "worst case over attacks in expectation, without parameters: report this one"),
     "fgsm": Entry(FGSM, "one gradient step"),
     "pgd": Entry(PGD, "projected gradient descent"),
     "pgd-targeted": Entry(PGD, "PGD towards each of the likeliest wrong classes", wrapper=MultiTargeted),
@@ -44,11 +47,13 @@ ATTACKS: dict[str, Entry] = {
     "bpda-eot": Entry(PGD, "PGD with 200 steps, in expectation over 20 draws (EOT)", {"steps": 200, "eot": 20}),
     "approximate-input": Entry(ApproximateInput, "the paper's adaptive attack around the reconstruction"),
     "projected-bpda": Entry(ProjectedBPDA, "the paper's adaptive attack along top singular vectors"),
+    "low-frequency": Entry(LowFrequency, "PGD restricted to smooth perturbations"),
     "classifier-only": Entry(ClassifierOnly, "white-box on the classifier behind the preprocessing"),
     "boundary": Entry(Boundary, "decision-based random walk"),
     "hop-skip-jump": Entry(HopSkipJump, "decision-based, with estimated gradients"),
     "spsa": Entry(SPSA, "score-based, with estimated gradients"),
     "square": Entry(Square, "score-based random search"),
+    "random-search": Entry(RandomSearch, "score-based in expectation: squares for linf, pixels for l0"),
     "apgd-ce": Entry(APGD, "Auto-PGD on cross-entropy", {"loss": CrossEntropy()}),
     "apgd-dlr": Entry(APGD, "Auto-PGD on the difference of logits ratio", {"loss": DLR()}),
     "apgd-targeted": Entry(

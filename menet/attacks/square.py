@@ -31,6 +31,7 @@ class Square(Attack):
         if self.max_queries < 1:
             raise ConfigurationError(f"expected max_queries >= 1, got {self.max_queries}")
         require_unit_range(self.threat, "pyautoattack")
+        self.threat.require("linf", "l2", by=self.title)
 
     def run(self, task: Task) -> AttackResult:
         library = require("pyautoattack.square", extra="external")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from menet.errors import AttackError, ConfigurationError
 
-Norm = Literal["linf", "l2"]
+Norm = Literal["linf", "l2", "l0"]
 
 Images = Float[Tensor, "b c h w"]
 Distances = Float[Tensor, " b"]
@@ -20,8 +20,9 @@ Distances = Float[Tensor, " b"]
 class ThreatModel:
     """All images within `epsilon` of the original in `norm` whose pixels lie in [low, high].
 
-    `epsilon` is in pixels of the [0,1] scale (8/255 for CIFAR-10, 0.3 for MNIST in the paper). `math.inf`
-    means no budget, which only minimum-norm attacks accept.
+    `epsilon` is in pixels of the [0,1] scale (8/255 for CIFAR-10, 0.3 for MNIST in the paper). For `l0` it is
+    the number of pixels that may change, in all their channels, to any value in the range. `math.inf` means no
+    budget, which only minimum-norm attacks accept.
     """
 
     norm: Norm = "linf"
@@ -43,17 +44,21 @@ class ThreatModel:
         return math.isfinite(self.epsilon)
 
     def reach(self, images: Images) -> float:
-        """The largest distance that both epsilon and the pixel range allow.
+        """The largest distance that both epsilon and the pixel range allow; for l0, of a single pixel.
 
         Step sizes follow it rather than epsilon, which may be any number.
         """
         diameter = self.high - self.low
+        if self.norm == "l0":
+            return diameter
         if self.norm == "l2":
             diameter *= math.sqrt(images[0].numel())
         return min(self.epsilon, diameter)
 
     def distance(self, images: Images, origin: Images) -> Distances:
         """The norm of each image's perturbation."""
+        if self.norm == "l0":
+            return (images != origin).any(1).flatten(1).sum(1).to(images.dtype)
         perturbation = (images - origin).flatten(1)
         return perturbation.abs().amax(1) if self.norm == "linf" else perturbation.norm(dim=1)
 
@@ -61,8 +66,15 @@ class ThreatModel:
         """`images` projected into the ball, then clipped to the pixel range.
 
         The original is inside the range, so that clipping never lengthens a perturbation. For l2 the result of
-        both is not always the nearest allowed image.
+        both is not always the nearest allowed image. For l0 the pixels that changed most keep their perturbation.
         """
+        if self.norm == "l0":
+            clipped = images.clamp(self.low, self.high)
+            size = (clipped - origin).abs().sum(1).flatten(1)
+            allowed = min(int(self.epsilon) if self.bounded else size.shape[1], size.shape[1])
+            kept = torch.zeros_like(size, dtype=torch.bool)
+            kept.scatter_(1, size.topk(allowed, dim=1).indices, True)
+            return torch.where(kept.view(len(images), 1, *images.shape[2:]), clipped, origin)
         if self.norm == "linf":
             inside = torch.clamp(images, origin - self.epsilon, origin + self.epsilon)
         else:
@@ -73,7 +85,7 @@ class ThreatModel:
     def random_start(self, origin: Images, generator: torch.Generator) -> Images:
         """A uniform draw from the ball around `origin`, clipped to the pixel range."""
         noise = torch.empty(origin.shape, dtype=origin.dtype, device=generator.device)
-        if self.norm == "linf":
+        if self.norm != "l2":
             noise.uniform_(-1, 1, generator=generator)
         else:
             noise.normal_(generator=generator)
@@ -83,8 +95,19 @@ class ThreatModel:
         return self.project(origin + self.reach(origin) * noise.to(origin.device), origin)
 
     def direction(self, gradient: Images) -> Images:
-        """The unit step of steepest ascent: signs for linf, the normalized gradient for l2."""
+        """The unit step of steepest ascent: signs for linf, the gradient of length 1 for l2.
+
+        For l0 the gradient scaled to a largest component of 1; projection then keeps its largest pixels.
+        """
+        if self.norm == "l0":
+            largest = gradient.abs().flatten(1).amax(1).clamp_min(torch.finfo(gradient.dtype).tiny)
+            return gradient / largest.view(-1, 1, 1, 1)
         return gradient.sign() if self.norm == "linf" else gradient / _length(gradient)
+
+    def require(self, *norms: Norm, by: str) -> None:
+        """Raise `ConfigurationError` for a norm that the attack `by` does not support."""
+        if self.norm not in norms:
+            raise ConfigurationError(f"expected norm {' or '.join(norms)} for {by}, got {self.norm}")
 
     def check(self, images: Images, origin: Images) -> None:
         """Raise `AttackError`, naming the example, if an image is outside the ball or the pixel range."""

@@ -36,4 +36,6 @@ class Transfer(Attack):
     def run(self, task: Task) -> AttackResult:
         if isinstance(self.source, nn.Module):
             self.source.to(task.images.device)
-        return replace(task.delegate(self.attack, self.source), queries=task.model.counts)
+        return replace(
+            task.delegate(self.attack, self.source), queries=task.model.counts, gradients=task.model.gradients
+        )

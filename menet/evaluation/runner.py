@@ -193,9 +193,15 @@ class _Evaluation:
     def _optional(
         self, run: AttackRun, result: AttackResult, images: Tensor, labels: Tensor, first: int
     ) -> list[Row]:
-        """The fields that only some rows have: restarts, loss history, snapshots."""
+        """The fields that only some rows have: cost in gradients, member, restarts, loss history, snapshots."""
         settings = self.settings
         found: list[Row] = [{} for _ in images]
+        if result.gradients is not None:
+            for row, count in zip(found, result.gradients.tolist(), strict=True):
+                row["gradients"] = count
+        if result.members is not None:
+            for row, member in zip(found, result.members, strict=True):
+                row["member"] = member
         if result.restarts is not None:
             reseed(self.model, batch_seed(settings.seed, "restarts", run.label, first))
             fooled = torch.stack(

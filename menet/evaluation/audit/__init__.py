@@ -10,12 +10,21 @@ from torch import Tensor
 from menet.errors import ConfigurationError, MenetError
 from menet.evaluation.audit.audited_model import AuditedModel, AuditSettings, Check, Finding
 from menet.evaluation.audit.gradients import exact_and_bpda, gradients_arrive, loss_rises
-from menet.evaluation.audit.randomness import attack_draws, fresh_scoring, own_generator, repeats_when_reseeded
+from menet.evaluation.audit.randomness import (
+    attack_draws,
+    fresh_scoring,
+    frozen_draws,
+    own_generator,
+    repeats_when_reseeded,
+)
 from menet.evaluation.audit.strength import (
+    better_optimizer,
     black_box_is_weaker,
     draw_sweep,
     epsilon_sweep,
+    equal_budget,
     noise_is_harmless,
+    smooth_perturbations,
     step_sweep,
     within_threat_model,
 )
@@ -38,6 +47,10 @@ CHECKS: dict[str, Check] = {
     "draws (EOT)": draw_sweep,
     "exact and BPDA": exact_and_bpda,
     "black box": black_box_is_weaker,
+    "better optimizer": better_optimizer,
+    "equal budget": equal_budget,
+    "frozen draws": frozen_draws,
+    "low frequencies": smooth_perturbations,
 }
 """In the order they run: the cheap ones that explain the others first."""
 

@@ -11,6 +11,9 @@ from menet.evaluation.audit.audited_model import AuditedModel, Finding, StateRec
 from menet.evaluation.scoring import score
 from menet.seeding import reseed
 
+LUCK = 0.1
+"""Robust accuracy beyond this that rests on a secret draw is worth a warning."""
+
 
 def repeats_when_reseeded(audited: AuditedModel) -> Finding:
     """The same seed gives the same logits."""
@@ -113,6 +116,41 @@ def attack_draws(audited: AuditedModel) -> Finding:
             numbers,
         )
     return Finding("pass", "The attack generalizes to draws it has not seen.", numbers)
+
+
+def frozen_draws(audited: AuditedModel) -> Finding:
+    """How much of the robust accuracy is luck of the draw: attacked and scored on one fixed draw per image."""
+    if not audited.random:
+        return Finding("pass", "The model is deterministic, so nothing rests on the draw.")
+    if not hasattr(audited.model, "reseed"):
+        return Finding("warn", "The model has no reseed(seed), so its draws cannot be frozen.")
+    frozen = _Frozen(audited.model, audited.seed())
+    # As many gradients as the audited attack takes: with the draw fixed, each of them is a step.
+    steps = min(100, audited.settings.steps * audited.eot)
+    images = audited.adversarial(audited.pgd(steps=steps, eot=1, max_batch=len(audited.images)), frozen)
+    with torch.no_grad():
+        known = (frozen(images).argmax(1) == audited.labels).double()
+    numbers = {"fresh draws": mean(audited.robust), "frozen draws": mean(known)}
+    if clearly_above(audited.robust, known, LUCK):
+        return Finding(
+            "warn",
+            f"{numbers['fresh draws'] - numbers['frozen draws']:.0%} of the images withstand the attack only "
+            "because the draw is secret: say so, and do not serve the same draw twice.",
+            numbers,
+        )
+    return Finding("pass", "Robust accuracy does not rest on keeping the draw secret.", numbers)
+
+
+class _Frozen:
+    """A random model that sees every batch of the same size under the same draws."""
+
+    def __init__(self, model: Any, seed: int) -> None:
+        self.model, self.seed = model, seed
+
+    def __call__(self, images: Tensor) -> Tensor:
+        reseed(self.model, self.seed)
+        logits: Tensor = self.model(images)
+        return logits
 
 
 def _equal_up_to_rounding(first: Tensor, second: Tensor) -> bool:

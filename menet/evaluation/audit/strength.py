@@ -5,7 +5,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from menet.attacks import Square, ThreatModel
+from menet.attacks import Attack, LowFrequency, Margin, Square, Standard, ThreatModel
 from menet.errors import AttackError
 from menet.evaluation.audit.audited_model import AuditedModel, Finding, clearly_above, mean
 
@@ -138,6 +138,68 @@ def draw_sweep(audited: AuditedModel) -> Finding:
     if len(found) > 1 and clearly_above(found[-2], found[-1], tolerance):
         return Finding("warn", f"Accuracy still falls at {counts[-1]} draws: take more.", numbers)
     return Finding("pass", f"Accuracy has converged at {counts[-1]} draws.", numbers)
+
+
+def better_optimizer(audited: AuditedModel) -> Finding:
+    """The standard suite, with no more gradient passes, does not beat the audited attack."""
+    settings = audited.settings
+    passes = settings.steps * audited.eot
+    # Attacks without gradients have a check of their own, and AutoAttack, for deterministic models, no budget.
+    suite: Attack = Standard(
+        threat=settings.threat, budget=passes, gradients_only=True, max_batch=settings.max_batch
+    )
+    if not audited.random:
+        suite = audited.pgd(loss=Margin())
+    accuracy = audited.accuracy(audited.adversarial(suite))
+    numbers = {"audited attack": mean(audited.robust), "suite": mean(accuracy), "gradient passes": passes}
+    if clearly_above(audited.robust, accuracy, settings.tolerance):
+        return Finding(
+            "fail",
+            "The standard suite finds more with the same number of gradients: report `--attack standard`.",
+            numbers,
+        )
+    return Finding("pass", "The standard suite finds no more with the same number of gradients.", numbers)
+
+
+def equal_budget(audited: AuditedModel) -> Finding:
+    """No other split of the same number of gradients into steps and draws beats the audited attack."""
+    if not audited.random:
+        return Finding("pass", "The model is deterministic, so there is nothing to split.")
+    steps, draws = audited.settings.steps, audited.eot
+    passes = steps * draws
+    splits = {(passes // many, many) for many in (max(1, draws // 4), min(4 * draws, max(1, passes // 5)))}
+    splits -= {(steps, draws)}
+    found = {
+        split: audited.accuracy(audited.adversarial(audited.pgd(steps=split[0], eot=split[1])))
+        for split in sorted(splits)
+    }
+    numbers: dict[str, object] = {"audited attack": mean(audited.robust)}
+    numbers |= {f"{count} steps x {many} draws": mean(accuracy) for (count, many), accuracy in found.items()}
+    for (count, many), accuracy in found.items():
+        if clearly_above(audited.robust, accuracy, audited.settings.tolerance):
+            return Finding(
+                "fail",
+                f"The same number of gradients as {count} steps of {many} draws finds more: report that split.",
+                numbers,
+            )
+    return Finding("pass", "No other split of the gradients into steps and draws finds more.", numbers)
+
+
+def smooth_perturbations(audited: AuditedModel) -> Finding:
+    """An attack restricted to low frequencies does not beat the audited one."""
+    settings = audited.settings
+    smooth = LowFrequency(
+        threat=settings.threat, steps=settings.steps, eot=audited.eot, max_batch=settings.max_batch
+    )
+    accuracy = audited.accuracy(audited.adversarial(smooth))
+    numbers = {"audited attack": mean(audited.robust), "low frequencies": mean(accuracy)}
+    if clearly_above(audited.robust, accuracy, settings.tolerance):
+        return Finding(
+            "fail",
+            "Smooth perturbations alone beat the audited attack: the preprocessing hides the others from it.",
+            numbers,
+        )
+    return Finding("pass", "Restricting the attack to smooth perturbations does not help it.", numbers)
 
 
 def _rises(found: list[Tensor], tolerance: float) -> bool:

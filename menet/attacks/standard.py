@@ -1,0 +1,256 @@
+"""The standard suite: one worst case over attacks, without parameters, for random preprocessing defenses.
+
+What AutoAttack is for deterministic models. `docs/standard.md` describes it as a protocol that a paper can cite.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args
+
+import torch
+from torch import Tensor
+
+from menet.attacks.apgd import APGD
+from menet.attacks.autoattack import AutoAttack
+from menet.attacks.base import Attack, AttackResult, Model, Queries, Task
+from menet.attacks.ensemble import MultiTargeted
+from menet.attacks.eot import MAX_BATCH
+from menet.attacks.losses import CROSS_ENTROPY, MARGIN
+from menet.attacks.pgd import PGD
+from menet.attacks.random_search import RandomSearch
+from menet.attacks.spsa import SPSA
+from menet.attacks.threat import CIFAR10, ThreatModel
+from menet.errors import ConfigurationError, NotDifferentiable
+
+Budget = Literal["quick", "standard", "thorough"]
+PASSES: dict[str, int] = {"quick": 600, "standard": 2500, "thorough": 20000}
+"""Gradient passes per example that withstands every attack."""
+FIRST_STEPS, LEAST_STEPS = 40, 10
+"""Steps of the first attack before others get any, and of any other."""
+CLEAN = "none (clean image)"
+
+
+class Member(NamedTuple):
+    """One attack of the suite and the view of the model that it runs on."""
+
+    name: str
+    attack: Attack
+    model: Model
+    gradients: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standard(Attack):
+    """The worst case over gradient, transfer and score-based attacks, all in expectation over the model's draws.
+
+    A random model is attacked by PGD on cross-entropy, on the margin and towards the likeliest wrong classes,
+    through exact gradients where it has them and through BPDA beside them; by a transfer from its own classifier;
+    and by random search from scores. An example leaves once none of the selection draws classifies it correctly.
+    Each example keeps the image with the fewest correct selection draws, which no member saw; scoring needs fresh
+    ones again. Deterministic models get AutoAttack's standard suite, and APGD through each way for gradients to
+    pass their preprocessing.
+
+    `budget` is quick, standard, thorough, or the number of gradient passes per example. `queries` and `gradients`
+    of the result are what was spent, surrogates included, and `members` names who found each image.
+    """
+
+    title: ClassVar[str] = "standard suite"
+
+    threat: ThreatModel = CIFAR10
+    budget: str | int = "standard"
+    """One of `Budget`, or a number of gradient passes."""
+    max_batch: int = MAX_BATCH
+    gradients_only: bool = False
+    """Leave out the attacks that take no gradient of the model: part of a suite, not to be reported as one."""
+    version: int = field(default=1, init=False)
+    """Changes whenever the same budget would find other images; results name it."""
+
+    targetable: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        named = isinstance(self.budget, str) and self.budget in PASSES
+        numbered = isinstance(self.budget, int) and not isinstance(self.budget, bool) and self.budget >= 1
+        if not (named or numbered):
+            raise ConfigurationError(
+                f"expected budget {', '.join(get_args(Budget))} or a number of gradient passes >= 1, "
+                f"got {self.budget!r}"
+            )
+
+    @property
+    def passes(self) -> int:
+        """Gradient passes per example that withstands every attack."""
+        return PASSES[self.budget] if isinstance(self.budget, str) else self.budget
+
+    @property
+    def draws(self) -> int:
+        """Draws in each gradient and each score."""
+        return 20 if self.passes >= 10_000 else min(10, self.passes)
+
+    @property
+    def selection_draws(self) -> int:
+        """Fresh draws on which candidates are compared."""
+        return 2 * self.draws
+
+    def run(self, task: Task) -> AttackResult:
+        if task.random:
+            return self._worst_case(task, self._members(task), self.selection_draws)
+        return self._worst_case(task, self._deterministic_members(task), 1)
+
+    def _worst_case(self, task: Task, members: Iterator[Member], draws: int) -> AttackResult:
+        best = _Selection(task, draws, self.max_batch)
+        unusable: list[Tensor] = []
+        for member in members:
+            left = best.robust()
+            if not len(left):
+                break
+            try:
+                result = member.attack.attempt(
+                    member.model, task.images[left], task.labels[left], generator=task.generator
+                )
+            except NotDifferentiable:
+                unusable.append(torch.ones_like(task.labels, dtype=torch.bool))
+                continue
+            task.model.count(result, left)
+            if member.gradients and result.unusable_gradients is not None:
+                flags = torch.ones_like(task.labels, dtype=torch.bool)
+                flags[left] = result.unusable_gradients
+                unusable.append(flags)
+            for images in result.candidates:
+                best.consider(images, left, member.name)
+        return task.result(
+            best.images,
+            members=tuple(best.members),
+            unusable_gradients=torch.stack(unusable).all(0) & best.is_robust() if unusable else None,
+        )
+
+    def _members(self, task: Task) -> Iterator[Member]:
+        views = gradient_views(task.model.model)
+        common: dict[str, Any] = {"threat": self.threat, "max_batch": self.max_batch}
+        steps = self.passes // self.draws
+        # The first view is the one that derivatives are exact in, where the model offers one.
+        (name, model), *others = views.items()
+        shares = _shares(steps, others=len(others))
+
+        def pgd(count: int, **settings: Any) -> PGD:
+            return PGD(steps=count, eot=self.draws, **common, **settings)
+
+        yield Member(f"{name}, cross-entropy", pgd(shares["cross-entropy"], loss=CROSS_ENTROPY), model)
+        if shares["margin"]:
+            yield Member(f"{name}, margin", pgd(shares["margin"], loss=MARGIN), model)
+        for other, view in others if shares["others"] else ():
+            yield Member(f"{other}, cross-entropy", pgd(shares["others"] // len(others)), view)
+        if shares["targeted"]:
+            classes = min(9, shares["targeted"] // LEAST_STEPS)
+            towards = pgd(shares["targeted"] // classes, loss=MARGIN)
+            targeted = MultiTargeted(towards, classes=classes, draws=self.draws, max_batch=self.max_batch)
+            yield Member(f"{name}, targeted margin", targeted, model)
+        if self.gradients_only:
+            return
+        surrogate = own_classifier(task)
+        if surrogate is not None:
+            yield Member("transfer from its classifier", APGD(steps=50, loss=MARGIN, **common), surrogate, False)
+        yield self._from_scores(task.model.model, steps)
+
+    def _deterministic_members(self, task: Task) -> Iterator[Member]:
+        model, views = task.model.model, gradient_views(task.model.model)
+        common: dict[str, Any] = {"threat": self.threat, "max_batch": self.max_batch}
+        with torch.no_grad():
+            classes = task.model(task.images[:1], slice(0, 1)).shape[1]
+        # AutoAttack knows neither l0 nor, in its targeted losses, fewer than four classes.
+        published = self.threat.norm != "l0" and classes >= 4
+        if not published or len(views) > 1:
+            for name, view in views.items():
+                for title, loss in (("cross-entropy", CROSS_ENTROPY), ("margin", MARGIN)):
+                    yield Member(f"{name}, {title}", APGD(loss=loss, **common), view)
+        if published:
+            yield Member("AutoAttack", AutoAttack(**common), model)
+        else:
+            yield self._from_scores(model, self.passes)
+
+    def _from_scores(self, model: Model, proposals: int) -> Member:
+        if self.threat.norm == "l2":
+            samples = 2 * max(1, self.draws)
+            spsa = SPSA(threat=self.threat, steps=proposals, samples=samples, max_batch=self.max_batch)
+            return Member("SPSA", spsa, model, False)
+        search = RandomSearch(threat=self.threat, proposals=proposals, draws=self.draws, max_batch=self.max_batch)
+        return Member("random search", search, model, False)
+
+    def resolved(self, random: bool) -> Self:
+        return self
+
+
+class _Selection:
+    """The worst image of each example so far, by correct classifications on draws made only for this."""
+
+    def __init__(self, task: Task, draws: int, max_batch: int) -> None:
+        self.task, self.draws, self.max_batch = task, draws, max_batch
+        self.images = task.images.clone()
+        self.members = [CLEAN] * len(task.images)
+        everything = torch.arange(len(task.images), device=task.images.device)
+        self.correct, self.margin = self._score(self.images, everything)
+
+    def is_robust(self) -> Tensor:
+        """Examples that some selection draw still classifies correctly."""
+        return self.correct > 0
+
+    def robust(self) -> Tensor:
+        """The numbers of those examples."""
+        return self.is_robust().nonzero().squeeze(1)
+
+    def consider(self, images: Tensor, examples: Tensor, name: str) -> None:
+        """Keep each image that is classified correctly by fewer draws; of equal ones the higher mean margin."""
+        correct, margin = self._score(images, examples)
+        tied = (correct == self.correct[examples]) & (margin > self.margin[examples])
+        worse = (correct < self.correct[examples]) | tied
+        chosen = examples[worse]
+        self.images[chosen] = images[worse]
+        self.correct[chosen], self.margin[chosen] = correct[worse], margin[worse]
+        for example in chosen.tolist():
+            self.members[example] = name
+
+    @torch.no_grad()
+    def _score(self, images: Tensor, examples: Tensor) -> tuple[Tensor, Tensor]:
+        labels = self.task.labels[examples]
+        correct, margin = torch.zeros_like(labels), images.new_zeros(len(images))
+        together = max(1, min(self.draws, self.max_batch // max(1, len(images))))
+        for done in range(0, self.draws, together):
+            count = min(together, self.draws - done)
+            for first in range(0, len(images), self.max_batch):
+                block = slice(first, first + self.max_batch)
+                logits = self.task.model(images[block].repeat(count, 1, 1, 1), examples[block], count)
+                repeated = labels[block].repeat(count)
+                correct[block] += (logits.argmax(1) == repeated).view(count, -1).sum(0)
+                margin[block] += MARGIN(logits, repeated).view(count, -1).sum(0)
+        return correct, margin / self.draws
+
+
+def gradient_views(model: Model) -> dict[str, Model]:
+    """The ways for gradients to pass a model: exact and BPDA of a preprocessing defense, else the only one."""
+    # Asked by name: attacks know a callable, and nothing of the defenses.
+    change: Any = getattr(model, "with_gradient", None)
+    if change is None:
+        return {"gradient": model}
+    return {"exact gradient": change("exact"), "BPDA": change("bpda")}
+
+
+def own_classifier(task: Task) -> Model | None:
+    """The classifier behind a preprocessing defense, if it takes images as they are; None otherwise."""
+    classifier = getattr(task.model.model, "classifier", None)
+    if not callable(classifier):
+        return None
+    try:
+        with torch.no_grad():
+            Queries(classifier, task.labels[:1])(task.images[:1])
+    except (RuntimeError, ConfigurationError):
+        # It expects what its preprocessing makes, such as more channels.
+        return None
+    return classifier
+
+
+def _shares(steps: int, others: int) -> dict[str, int]:
+    """Steps of each gradient attack. One attack that converges finds more than several that do not."""
+    spare = max(0, steps - max(FIRST_STEPS, int(0.4 * steps)))
+    parts = {"margin": 0.4, "others": 0.25 if others else 0.0, "targeted": 0.35}
+    shares = {name: int(part * spare) for name, part in parts.items()}
+    shares = {name: count if count >= LEAST_STEPS else 0 for name, count in shares.items()}
+    return {"cross-entropy": max(1, steps - sum(shares.values())), **shares}

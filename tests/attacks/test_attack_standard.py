@@ -1,0 +1,225 @@
+"""The standard suite: strong in expectation, honest in what it selects on, and noticed when it is weakened."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from attack_models import LINF, RandomMasks, accuracy
+from torch import Tensor, nn
+
+import menet.attacks.standard as suite_module
+from menet.attacks import PGD, LowFrequency, Margin, RandomSearch, Standard, ThreatModel, build
+from menet.attacks.standard import CLEAN, PASSES
+from menet.errors import ConfigurationError
+from menet.evaluation import EvaluationSettings, evaluate
+from menet.evaluation.attack_spec import AttackRun
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+class MaskedLinear(nn.Module):
+    """Two classes by the sign of w·(mask∘x)/p + b: the best perturbation in expectation is -ε·sign(w)."""
+
+    def __init__(self, p: float = 0.2) -> None:
+        super().__init__()
+        self.weight = torch.randn(1, 8, 8, generator=generator(5))
+        self.p = p
+        self.reseed(0)
+
+    def reseed(self, seed: int) -> None:
+        self.generator = generator(seed)
+
+    def forward(self, images: Tensor) -> Tensor:
+        mask = torch.rand(images.shape, generator=self.generator) < self.p
+        score = ((images - 0.4) * mask * self.weight).sum((1, 2, 3)) / self.p + 6
+        return torch.stack([score, -score], 1)
+
+
+class Coin(nn.Module):
+    """Predicts by chance alone, whatever the image: no attack can lower its accuracy of one half."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reseed(0)
+
+    def reseed(self, seed: int) -> None:
+        self.generator = generator(seed)
+
+    def forward(self, images: Tensor) -> Tensor:
+        chance = torch.randn(len(images), generator=self.generator)
+        still = 0.0 * images.sum((1, 2, 3))
+        return torch.stack([chance + still, -chance - still], 1)
+
+
+class Examples:
+    """A dataset of given images."""
+
+    name, classes, split = "given", ("a", "b"), "test"
+
+    def __init__(self, images: Tensor, labels: Tensor) -> None:
+        self.images, self.labels = images, labels
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def batch(self, index: slice) -> tuple[Tensor, Tensor]:
+        return self.images[index], self.labels[index]
+
+
+def gray(count: int) -> tuple[Tensor, Tensor]:
+    return torch.full((count, 1, 8, 8), 0.5), torch.zeros(count, dtype=torch.int64)
+
+
+def reached(attack, model: MaskedLinear) -> float:
+    """How far the mean score fell, as a fraction of what is possible."""
+    images, labels = gray(8)
+    found = attack(model.eval(), images, labels, generator=generator()).images
+    fall = -((found - 0.5) * model.weight).sum((1, 2, 3)).mean()
+    return float(fall / (attack.threat.epsilon * model.weight.abs().sum()))
+
+
+SMALL = ThreatModel("linf", 0.05)
+
+
+def test_the_suite_finds_the_perturbation_that_is_best_in_expectation():
+    assert reached(Standard(threat=SMALL, budget=400), MaskedLinear()) > 0.93
+
+
+def test_a_dropped_expectation_is_noticed(monkeypatch):
+    monkeypatch.setattr(Standard, "draws", 1)
+    assert reached(Standard(threat=SMALL, budget=40), MaskedLinear()) < 0.9
+
+
+def test_a_weakened_member_is_noticed(monkeypatch):
+    class Lazy(PGD):
+        def step_rule(self, task):
+            rule = super().step_rule(task)
+            rule.first_size = 1e-6
+            return rule
+
+    monkeypatch.setattr(suite_module, "PGD", Lazy)
+    assert reached(Standard(threat=SMALL, budget=400, gradients_only=True), MaskedLinear()) < 0.5
+
+
+def test_selection_is_not_scoring(tmp_path):
+    """Chosen on the draws it is scored on, the worst of several candidates would look worse than chance."""
+    images, labels = gray(200)
+    run = AttackRun("standard", Standard(threat=SMALL, budget=20), Coin())
+    settings = EvaluationSettings(draws=20)
+    found = evaluate(run.model, Examples(images, labels), [run], tmp_path, settings)["standard"]
+    right = sum(rank == 0 for row in found.rows for rank in row["adversarial"]["ranks"]) / (200 * 20)
+    assert abs(right - 0.5) < 4 * 0.5 / math.sqrt(200 * 20)
+    assert {row["member"] for row in found.rows} <= {
+        CLEAN,
+        "gradient, cross-entropy",
+        "random search",
+    }
+    assert all(row["gradients"] >= 0 for row in found.rows)
+
+
+def test_members_and_selection_use_different_draws(masked, some):
+    seen: dict[bool, set[bytes]] = {True: set(), False: set()}
+
+    class Watched(RandomMasks):
+        def forward(self, images: Tensor) -> Tensor:
+            seen[torch.is_grad_enabled()].add(self.generator.get_state().numpy().tobytes())
+            return super().forward(images)
+
+    model = Watched(masked.classifier)
+    Standard(threat=LINF, budget=40)(model, some[0][:8], some[1][:8], generator=generator())
+    assert min(map(len, seen.values())) > 0
+    assert not seen[True] & seen[False]
+
+
+def test_it_is_at_least_as_strong_as_pgd_and_says_what_it_spent(masked, some):
+    images, labels = some[0][:60], some[1][:60]
+    threat = ThreatModel("linf", 0.1)
+    result = Standard(threat=threat, budget=400)(masked, images, labels, generator=generator())
+    pgd = PGD(threat=threat, steps=40, eot=10)(masked, images, labels, generator=generator())
+    assert accuracy(masked, result.images, labels, 50) <= accuracy(masked, pgd.images, labels, 50) + 0.02
+    assert result.gradients.max() <= 400 + 50, "the surrogate's own gradients come on top"
+    assert (result.gradients < 400).any(), "examples that are broken leave early"
+    assert len(result.members) == 60
+    assert "gradients mean" in repr(result)
+
+
+def test_without_gradients_the_suite_goes_on(masked, some):
+    images, labels = some[0][:30], some[1][:30]
+
+    class Opaque:
+        """Nothing of what is behind can be seen."""
+
+        def __call__(self, images: Tensor) -> Tensor:
+            return masked(images).detach()
+
+    result = Standard(threat=LINF, budget=200)(Opaque(), images, labels, generator=generator())
+    assert set(result.members) <= {CLEAN, "random search"}
+    assert accuracy(masked, result.images, labels, 20) < accuracy(masked, images, labels, 20) - 0.1
+
+
+def test_a_deterministic_model_gets_autoattack(plain, some):
+    pytest.importorskip("pyautoattack")
+    images, labels = some[0][:12], some[1][:12]
+    result = Standard(threat=ThreatModel("linf", 0.1))(plain, images, labels, generator=generator())
+    assert set(result.members) <= {CLEAN, "AutoAttack"}
+    assert accuracy(plain, result.images, labels) < accuracy(plain, images, labels)
+
+
+def test_settings_are_checked_and_recorded():
+    assert build("standard", epsilon=0.1, budget="quick").passes == PASSES["quick"]
+    assert Standard(budget=123).version == 1
+    for budget in ("slow", 0, True):
+        with pytest.raises(ConfigurationError, match="expected budget"):
+            Standard(budget=budget)
+
+
+# l0 and low frequencies
+
+
+def test_pixels_are_counted_once_whatever_their_channels():
+    threat = ThreatModel("l0", 3)
+    origin = torch.rand(4, 3, 6, 6, generator=generator())
+    moved = threat.project(torch.rand(4, 3, 6, 6, generator=generator(1)), origin)
+    assert threat.distance(moved, origin).tolist() == [3, 3, 3, 3]
+    threat.check(moved, origin)
+    brightest = (torch.rand(4, 3, 6, 6, generator=generator(1)) - origin).abs().sum(1).flatten(1).topk(3).indices
+    kept = (moved != origin).any(1).flatten(1)
+    assert kept.gather(1, brightest).all()
+
+
+@pytest.mark.parametrize("name", ["pgd", "random-search"])
+def test_l0_attacks_find_the_pixels_that_matter(name):
+    """Of a linear score the best three pixels are known: those whose change to 0 or 1 lowers it most."""
+    model, (images, labels) = MaskedLinear(p=0.7), gray(8)
+    settings = {"steps": 60, "eot": 20} if name == "pgd" else {"proposals": 400, "draws": 20}
+    attack = build(name, norm="l0", epsilon=3, **settings)
+    found = attack(model, images, labels, generator=generator()).images
+    fall = -((found - 0.5) * model.weight).sum((1, 2, 3))
+    possible = 0.5 * model.weight.abs().flatten().topk(3).values.sum()
+    assert float(fall.mean() / possible) > 0.85
+
+
+def test_random_search_keeps_no_lucky_proposal():
+    """Every image scores the same in expectation: what is kept must not depend on how lucky a draw was."""
+    images, labels = gray(16)
+    search = RandomSearch(threat=SMALL, proposals=20)
+    result = search(Coin(), images, labels, generator=generator(), loss_history=True)
+    assert result.loss_history.shape == (21, 16)
+    assert search.resolved(True).draws == 10
+    assert search.resolved(False).draws == 1
+    with pytest.raises(ConfigurationError, match="expected norm linf or l0 for random search, got l2"):
+        replace(search, threat=ThreatModel("l2", 1.0))
+
+
+@pytest.mark.parametrize("norm, epsilon", [("linf", 0.2), ("l2", 2.0)])
+def test_low_frequency_perturbations_are_smooth_and_inside(plain, some, norm, epsilon):
+    images, labels = some[0][:40].clamp(0.3, 0.7), some[1][:40]
+    attack = LowFrequency(threat=ThreatModel(norm, epsilon), steps=20, loss=Margin())
+    found = attack(plain, images, labels, generator=generator()).images
+    perturbation = found - images
+    steps = (perturbation[..., 1:] - perturbation[..., :-1]).abs().max()
+    assert steps < 0.6 * perturbation.abs().max()
+    assert accuracy(plain, found, labels) < accuracy(plain, images, labels)
