@@ -61,7 +61,8 @@ class PGD(Attack):
 
     def step_rule(self, task: Task) -> StepRule:
         """How to step; made anew for every restart."""
-        return self.steps_within(self.threat, task.images, task.random)
+        # Whether the model is random costs two calls, and matters only where the steps follow it.
+        return self.steps_within(self.threat, task.images, self.step_size is None and task.random)
 
     def steps_within(self, threat: ThreatModel, origin: Tensor, random: bool) -> StepRule:
         """The steps that suit a deterministic or a random model, in the ball of `threat` around `origin`."""

@@ -24,8 +24,8 @@ RECHECK = 5
 class RandomSearch(Attack):
     """Keeps a random change of the perturbation whenever it raises the mean loss over `draws` draws.
 
-    For linf the changes are squares at ±epsilon that shrink over time (Square, Andriushchenko et al. 2020). For
-    l0 some of the perturbed pixels are exchanged for others, at extreme colors (Sparse-RS, Croce et al. 2022).
+    For linf the changes are squares at ±epsilon that shrink over time (Square, Andriushchenko et al. 2020); for l2
+    squares of the length epsilon, after which the whole perturbation is projected. For l0 some of the perturbed pixels are exchanged for others, at extreme colors (Sparse-RS, Croce et al. 2022).
     """
 
     title: ClassVar[str] = "random search"
@@ -41,7 +41,6 @@ class RandomSearch(Attack):
     max_batch: int = MAX_BATCH
 
     def __post_init__(self) -> None:
-        self.threat.require("linf", "l0", by=self.title)
         if self.proposals < 1:
             raise ConfigurationError(f"expected proposals >= 1, got {self.proposals}")
         if not 0 < self.initial_fraction <= 1:
@@ -52,7 +51,7 @@ class RandomSearch(Attack):
 
     def run(self, task: Task) -> AttackResult:
         score = ExpectedLoss.of(task, self.loss, task.draws(self.draws), self.max_batch)
-        propose = self._squares if self.threat.norm == "linf" else self._exchange
+        propose = self._exchange if self.threat.norm == "l0" else self._squares
         images = self._start(task)
         mean, scored = score.value(images), 1
         history = [mean]
@@ -70,10 +69,15 @@ class RandomSearch(Attack):
 
     def _start(self, task: Task) -> Images:
         origin, threat = task.images, self.threat
-        if threat.norm == "linf":
-            stripes = _signs((len(origin), origin.shape[1], 1, origin.shape[3]), task).to(origin)
-            return threat.project(origin + threat.epsilon * stripes, origin)
-        return threat.project(self._extreme(origin, task), origin)
+        if threat.norm == "l0":
+            return threat.project(self._extreme(origin, task), origin)
+        stripes = _signs((len(origin), origin.shape[1], 1, origin.shape[3]), task).to(origin)
+        return threat.project(origin + self._height(origin, origin[0].numel()) * stripes, origin)
+
+    def _height(self, origin: Images, entries: int) -> float:
+        """The change of each of `entries` pixel values that spends the whole budget on them."""
+        reach = self.threat.reach(origin)
+        return reach if self.threat.norm == "linf" else float(reach / entries**0.5)
 
     def _squares(self, images: Images, task: Task, fraction: float) -> Images:
         b, c, h, w = images.shape
@@ -84,7 +88,7 @@ class RandomSearch(Attack):
             (columns >= left[:, None]) & (columns < left[:, None] + side)
         )[:, None, None, :]
         signs = _signs((b, c, 1, 1), task).to(images)
-        return torch.where(inside, task.images + self.threat.epsilon * signs, images)
+        return torch.where(inside, task.images + self._height(images, c * side * side) * signs, images)
 
     def _exchange(self, images: Images, task: Task, fraction: float) -> Images:
         count = max(1, round(fraction * min(self.threat.epsilon, images[0, 0].numel())))

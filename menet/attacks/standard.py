@@ -18,7 +18,6 @@ from menet.attacks.eot import MAX_BATCH
 from menet.attacks.losses import CROSS_ENTROPY, MARGIN
 from menet.attacks.pgd import PGD
 from menet.attacks.random_search import RandomSearch
-from menet.attacks.spsa import SPSA
 from menet.attacks.threat import CIFAR10, ThreatModel
 from menet.errors import ConfigurationError, NotDifferentiable
 
@@ -168,10 +167,6 @@ class Standard(Attack):
             yield self._from_scores(model, self.passes)
 
     def _from_scores(self, model: Model, proposals: int) -> Member:
-        if self.threat.norm == "l2":
-            samples = 2 * max(1, self.draws)
-            spsa = SPSA(threat=self.threat, steps=proposals, samples=samples, max_batch=self.max_batch)
-            return Member("SPSA", spsa, model, False)
         search = RandomSearch(threat=self.threat, proposals=proposals, draws=self.draws, max_batch=self.max_batch)
         return Member("random search", search, model, False)
 

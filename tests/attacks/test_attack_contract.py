@@ -29,9 +29,11 @@ from menet.attacks import (
     ClassifierOnly,
     CrossEntropy,
     HopSkipJump,
+    LowFrequency,
     Margin,
     MultiTargeted,
     ProjectedBPDA,
+    RandomSearch,
     Square,
     ThreatModel,
     Transfer,
@@ -67,6 +69,8 @@ ATTACKS: dict[str, Callable[[ThreatModel], Attack]] = {
     "spsa": lambda threat: SPSA(threat=threat, steps=2, samples=16, max_batch=24),
     "spsa, stopping": lambda threat: SPSA(threat=threat, steps=2, samples=16, stop=0.0),
     "square": lambda threat: Square(threat=threat, max_queries=10),
+    "random search": lambda threat: RandomSearch(threat=threat, proposals=6),
+    "low frequency": lambda threat: LowFrequency(threat=threat, steps=3),
     "apgd-ce": lambda threat: APGD(threat=threat, steps=6, loss=CrossEntropy()),
     "apgd-dlr, eot": lambda threat: APGD(threat=threat, steps=4, loss=DLR(), eot=2),
     "autoattack": lambda threat: AutoAttack(threat=threat, steps=3, max_queries=5),
@@ -319,7 +323,7 @@ def test_every_name_builds(name):
 @pytest.mark.parametrize(
     "name, settings, message",
     [
-        ("pdg", {}, r"unknown attack 'pdg'; choose from fgsm, pgd, .* \(did you mean 'pgd'\?\)"),
+        ("pdg", {}, r"unknown attack 'pdg'; choose from standard, fgsm, pgd, .* \(did you mean 'pgd'\?\)"),
         (
             "pgd",
             {"stepps": 3},

@@ -1,7 +1,6 @@
 """The standard suite: strong in expectation, honest in what it selects on, and noticed when it is weakened."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -160,10 +159,10 @@ def test_without_gradients_the_suite_goes_on(masked, some):
     assert accuracy(masked, result.images, labels, 20) < accuracy(masked, images, labels, 20) - 0.1
 
 
+@pytest.mark.slow
 def test_a_deterministic_model_gets_autoattack(plain, some):
-    pytest.importorskip("pyautoattack")
-    images, labels = some[0][:12], some[1][:12]
-    result = Standard(threat=ThreatModel("linf", 0.1))(plain, images, labels, generator=generator())
+    images, labels = some[0][:4], some[1][:4]
+    result = Standard(threat=ThreatModel("linf", 0.15))(plain, images, labels, generator=generator())
     assert set(result.members) <= {CLEAN, "AutoAttack"}
     assert accuracy(plain, result.images, labels) < accuracy(plain, images, labels)
 
@@ -210,8 +209,12 @@ def test_random_search_keeps_no_lucky_proposal():
     assert result.loss_history.shape == (21, 16)
     assert search.resolved(True).draws == 10
     assert search.resolved(False).draws == 1
-    with pytest.raises(ConfigurationError, match="expected norm linf or l0 for random search, got l2"):
-        replace(search, threat=ThreatModel("l2", 1.0))
+
+
+def test_norms_that_an_attack_does_not_know_are_refused():
+    for name in ("square", "autoattack", "hop-skip-jump", "low-frequency"):
+        with pytest.raises(ConfigurationError, match=r"expected norm linf or l2 for .*, got l0"):
+            build(name, norm="l0", epsilon=3)
 
 
 @pytest.mark.parametrize("norm, epsilon", [("linf", 0.2), ("l2", 2.0)])

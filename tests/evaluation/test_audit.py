@@ -185,6 +185,77 @@ def test_an_attack_with_too_few_draws_is_caught(defended, digits):
     assert finding.numbers["accuracy"][-1] < finding.numbers["audited attack"]
 
 
+def test_a_worse_optimizer_than_the_suites_is_caught(defended, some):
+    """The same number of gradients, spent on steps too small to arrive."""
+    examples, model = (some[0][:40], some[1][:40]), defended.with_gradient("exact")
+    slow = PGD(threat=THREAT, steps=10, eot=5, step_size=THREAT.epsilon / 100)
+    settings = AuditSettings(**{**vars(SETTINGS), "attack": slow})
+    finding = found(model, examples, settings, checks=("better optimizer",))["better optimizer"]
+    assert finding.status == "fail"
+    assert finding.numbers["suite"] < finding.numbers["audited attack"]
+    assert finding.numbers["gradient passes"] == 50
+    assert found(model, examples, checks=("better optimizer",))["better optimizer"].status == "pass"
+
+
+def test_gradients_wasted_on_draws_are_caught(defended, some):
+    """One step of forty draws, where ten steps of four would do."""
+    examples, model = (some[0][:40], some[1][:40]), defended.with_gradient("exact")
+    settings = AuditSettings(**{**vars(SETTINGS), "steps": 1, "eot": 40})
+    finding = found(model, examples, settings, checks=("equal budget",))["equal budget"]
+    assert finding.status == "fail"
+    assert "4 steps of 10 draws" in finding.meaning
+    assert found(model, examples, checks=("equal budget",))["equal budget"].status == "pass"
+
+
+class SecretSigns(nn.Module):
+    """A linear score whose signs are drawn anew at each call: only who knows the draw can lower it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator()
+
+    def reseed(self, seed: int) -> None:
+        self.generator.manual_seed(seed)
+
+    def forward(self, images: Tensor) -> Tensor:
+        signs = torch.randint(0, 2, images.shape, generator=self.generator) * 2 - 1
+        score = 10 * ((images - 0.5) * signs).mean((1, 2, 3)) / THREAT.epsilon + 5
+        return torch.stack([score, -score], 1)
+
+
+def test_robustness_by_a_secret_draw_is_told(plain, some):
+    images = 0.45 + 0.1 * some[0]
+    finding = found(SecretSigns(), (images, torch.zeros_like(some[1])), checks=("frozen draws",))["frozen draws"]
+    assert finding.status == "warn"
+    assert finding.numbers["fresh draws"] > 0.95
+    assert finding.numbers["frozen draws"] == 0
+    assert found(plain, some, checks=("frozen draws",))["frozen draws"].status == "pass"
+
+
+class _Checkered(torch.autograd.Function):
+    """The identity, whose backward pass drowns the gradient in a checkerboard."""
+
+    @staticmethod
+    def forward(ctx, images):
+        return images.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        rows, columns = torch.arange(gradient.shape[2])[:, None], torch.arange(gradient.shape[3])
+        checkers = 1 - 2.0 * ((rows + columns) % 2)
+        return gradient + 2 * gradient.abs().amax((1, 2, 3), keepdim=True) * checkers
+
+
+def test_an_attack_blind_to_smooth_perturbations_is_caught(plain, some):
+    def model(images: Tensor) -> Tensor:
+        return plain(_Checkered.apply(images))
+
+    finding = found(model, some, checks=("low frequencies",))["low frequencies"]
+    assert finding.status == "fail"
+    assert finding.numbers["low frequencies"] < finding.numbers["audited attack"]
+    assert found(plain, some, checks=("low frequencies",))["low frequencies"].status == "pass"
+
+
 def test_a_model_that_does_not_repeat_is_caught(defended, some):
     class Restless(nn.Module):
         def reseed(self, seed: int) -> None:
