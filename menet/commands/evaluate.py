@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from menet.commands.choices import ATTACKS, Data, Device, Epsilon, MaxBatch, Norm, Root, Run, Seed, Side, Split
+from menet.commands.options import ATTACKS, Data, Device, Epsilon, MaxBatch, Norm, Root, Run, Seed, Side, Split
 
 
 @dataclass(frozen=True)
@@ -78,25 +78,17 @@ class Evaluate:
     """Records of another model, to compare with on the same examples (McNemar's test)."""
 
     def __call__(self) -> int:
-        from menet.commands.loading import (
-            check_model,
-            dataset_of,
-            default_folder,
-            device_of,
-            epsilon_of,
-            model_of,
-        )
+        from menet.commands.options import default_folder, epsilon_of, model_of, subject_of
         from menet.errors import ConfigurationError
         from menet.evaluation import EvaluationSettings, Worker, accuracies, evaluate, parse_attack, read_folder
         from menet.files import write_atomically
         from menet.report.collect import Subject
         from menet.report.tables import comparison, every_accuracy
 
-        device = device_of(self.device)
-        model, source = model_of(self.run)
-        dataset = dataset_of(self.data, self.run, self.split, self.root, self.side)
+        model, source, dataset, device = subject_of(
+            self.run, self.data, self.split, self.root, self.side, self.device
+        )
         epsilon = epsilon_of(self.epsilon, dataset.name, self.norm)
-        check_model(model.to(device), dataset, device)
         attacks = [
             parse_attack(words, model, lambda run: model_of(run)[0], epsilon=epsilon, norm=self.norm)
             for words in self.attacks

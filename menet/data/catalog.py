@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 
 from menet.data import cifar10, folder, mnist, svhn, tiny_imagenet
-from menet.data.checksums import Checksums, Published
 from menet.data.dataset import SPLITS, Dataset, data_folder, warn_once
-from menet.data.image_files import ImageFiles, packed
+from menet.data.folder import ImageFiles, packed
+from menet.data.published import Checksums, Published
 from menet.errors import ConfigurationError
 
 

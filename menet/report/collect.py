@@ -82,9 +82,9 @@ def collect(
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise RecordError(f"expected a folder of records, got {folder}, which is not a folder")
+        raise RecordError(f"expected a folder of records, got {folder}; there is no such folder")
     if notes is not None and not Path(notes).is_file():
-        raise RecordError(f"expected a file of notes, got {notes}, which is not a file")
+        raise RecordError(f"expected a file of notes, got {notes}; there is no such file")
     told = read_notes(folder / NOTES if notes is None else Path(notes))
     found = {path.parent for path in folder.rglob("*.rank*.jsonl") if path.stat().st_size}
     found |= {path.parent for path in folder.rglob("audit.json")}

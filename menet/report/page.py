@@ -11,7 +11,7 @@ from typing import Any
 from menet.errors import ConfigurationError, require
 from menet.files import write_atomically
 from menet.progress import format_duration
-from menet.report import curves, embedding, figures, tables
+from menet.report import curves, figures, tables
 from menet.report.collect import Collection, Subject
 from menet.report.figures import Figure, styled
 from menet.report.narrative import (
@@ -175,11 +175,11 @@ def _features(collection: Collection) -> Section | None:
     ]
     pictures = []
     try:
-        pictures.append(Picture("t-sne", "t-SNE of the features, colored by true class", embedding.t_sne(named)))
+        pictures.append(Picture("t-sne", "t-SNE of the features, colored by true class", figures.t_sne(named)))
     except ConfigurationError as error:
         paragraphs.append(f"Without t-SNE: {error}.")
     caption = "Distances within and between classes (empirical CDFs)"
-    pictures.append(Picture("distances", caption, embedding.distances(named)))
+    pictures.append(Picture("distances", caption, figures.distances(named)))
     return Section("features", "How the networks separate classes", tuple(paragraphs), (), tuple(pictures))
 
 

@@ -12,7 +12,7 @@ import torch
 
 from menet import cli
 from menet.cli import COMMANDS, main
-from menet.commands import choices
+from menet.commands import options
 from menet.errors import ConfigurationError
 
 HEAVY = ("torch", "numpy", "scipy", "matplotlib", "sklearn", "foolbox")
@@ -48,17 +48,17 @@ def test_choices_match_the_registries() -> None:
     from menet.preprocessed import Preprocessed
     from menet.training import config, recipes
 
-    assert set(choices.ATTACKS) == set(registry.NAMES)
-    assert set(choices.DATASETS) == set(data.NAMES)
-    assert set(choices.MODELS) == set(NETWORKS)
-    assert set(choices.ESTIMATORS) == set(ESTIMATORS)
-    assert set(choices.BASELINES) == Preprocessed.kinds.keys() - {"me-net"}
-    assert get_args(choices.Norm) == get_args(threat.Norm)
-    assert get_args(choices.Objective) == get_args(config.Objective)
-    assert get_args(choices.Optimizer) == get_args(config.Optimizer)
-    assert get_args(choices.Schedule) == get_args(config.Schedule)
-    assert get_args(choices.Precision) == get_args(config.Precision)
-    assert get_args(choices.Recipe) == get_args(recipes.Kind)
+    assert set(options.ATTACKS) == set(registry.NAMES)
+    assert set(options.DATASETS) == set(data.NAMES)
+    assert set(options.MODELS) == set(NETWORKS)
+    assert set(options.ESTIMATORS) == set(ESTIMATORS)
+    assert set(options.BASELINES) == Preprocessed.kinds.keys() - {"me-net"}
+    assert get_args(options.Norm) == get_args(threat.Norm)
+    assert get_args(options.Objective) == get_args(config.Objective)
+    assert get_args(options.Optimizer) == get_args(config.Optimizer)
+    assert get_args(options.Schedule) == get_args(config.Schedule)
+    assert get_args(options.Precision) == get_args(config.Precision)
+    assert get_args(options.Recipe) == get_args(recipes.Kind)
 
 
 def test_the_overview_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:

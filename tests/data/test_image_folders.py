@@ -11,7 +11,7 @@ from PIL import Image, ImageOps
 
 from menet.data import DataWarning, load, tiny_imagenet
 from menet.data.dataset import order_of
-from menet.data.image_files import ImageFiles
+from menet.data.folder import ImageFiles
 from menet.errors import ConfigurationError, DataError
 
 pytestmark = pytest.mark.filterwarnings("ignore::menet.data.DataWarning")
