@@ -7,15 +7,15 @@ from typing import Annotated
 
 import tyro
 
-from menet.commands.options import ATTACKS, Data, Device, Epsilon, MaxBatch, Norm, Root, Run, Seed, Side, Split
+from menet.commands.options import ATTACKS, Data, Device, Epsilons, MaxBatch, Norm, Root, Run, Seed, Side, Split
 
 
 @dataclass(frozen=True)
 class Evaluate:
     """Attack a model and score the adversarial images on fresh random draws, never those the attack saw.
 
-    One record is written per example and attack. Safe to interrupt: rerun the same command to resume. Under
-    torchrun the processes divide the work.
+    One record is written per example and attack. Safe to interrupt: rerun the same command to resume, or with a
+    larger --stop to extend. Under torchrun the processes divide the work.
 
     An attack is NAME or NAME:SETTING=VALUE,… such as `pgd:steps=40`, `bpda-eot:steps=100,eot=40`,
     `pgd:gradient=exact`, `pgd:on=classifier` (gray box), `pgd:on=OTHER_RUN` (transfer attack with OTHER_RUN as
@@ -38,7 +38,7 @@ class Evaluate:
 
     side: Side = None
 
-    epsilon: Epsilon = None
+    epsilon: Epsilons = ()
 
     norm: Norm = "linf"
     """Norm of the perturbation."""
@@ -88,10 +88,10 @@ class Evaluate:
         model, source, dataset, device = subject_of(
             self.run, self.data, self.split, self.root, self.side, self.device
         )
-        epsilon = epsilon_of(self.epsilon, dataset.name, self.norm)
+        budgets = [epsilon_of(text, dataset.name, self.norm) for text in self.epsilon or (None,)]
         attacks = [
-            parse_attack(words, model, lambda run: model_of(run)[0], epsilon=epsilon, norm=self.norm)
-            for words in self.attacks
+            parse_attack(spec, model, lambda run: model_of(run)[0], epsilon=budgets[0], norm=self.norm)
+            for spec in self._specs()
         ]
         settings = EvaluationSettings(
             start=self.start,
@@ -133,3 +133,18 @@ class Evaluate:
         write_atomically(folder / "accuracies.json", json.dumps(numbers, indent=1))
         print(f"records: {folder}")
         return 0
+
+    def _specs(self) -> tuple[str, ...]:
+        """The attacks as their records are called: with several budgets, each attack with each of them."""
+        if len(self.epsilon) < 2:
+            return self.attacks
+        from menet.attacks import split_name
+
+        specs = []
+        for spec in self.attacks:
+            _, settings = split_name(spec)
+            if any(one.startswith("epsilon=") for one in settings.split(",")):
+                specs.append(spec)
+            else:
+                specs += [f"{spec}{',' if settings else ':'}epsilon={text}" for text in self.epsilon]
+        return tuple(specs)

@@ -94,6 +94,15 @@ Epsilon = Annotated[
         help_behavior_hint="",
     ),
 ]
+Epsilons = Annotated[
+    tuple[str, ...],
+    tyro.conf.arg(
+        metavar="[FLOAT …]",
+        help="Perturbation budget in pixels of [0,1], such as 8/255, or several. "
+        "Default: the paper's, 0.3 for digits and mnist, 8/255 for the others.",
+        help_behavior_hint="",
+    ),
+]
 MaxBatch = Annotated[
     int,
     tyro.conf.arg(

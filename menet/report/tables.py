@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from menet.evaluation.accuracy import CRITERIA, Accuracy, Criterion, accuracies, accuracy, compare
+from menet.evaluation.accuracy import CRITERIA, Accuracy, Criterion, accuracies, accuracy, compare, incomparable
 from menet.evaluation.certify import certified_accuracies
 from menet.evaluation.records import Records
 from menet.report.collect import Collection, PaperNumber, Subject
@@ -203,7 +203,7 @@ def comparisons(collection: Collection, criterion: Criterion = "vote") -> Table:
         row
         for first, second in pairs
         for label, one in first.evaluations.items()
-        if (other := second.evaluations.get(label)) and _comparable(one, other) and is_at(one, reference)
+        if (other := second.evaluations.get(label)) and incomparable(one, other) is None and is_at(one, reference)
         for row in [_compared(first.name, one, second.name, other, criterion)]
     ]
     return _comparison_table(rows, note)
@@ -261,14 +261,6 @@ def _row(
 
 def _claim(paper: Sequence[PaperNumber], subject: Subject, attack: str) -> PaperNumber | None:
     return next((one for one in paper if one.model == subject.name and one.attack == attack), None)
-
-
-def _comparable(first: Records, second: Records) -> bool:
-    same = all(
-        first.evaluation["dataset"][name] == second.evaluation["dataset"][name] for name in ("name", "split")
-    )
-    shared = {row["index"] for row in first.rows} & {row["index"] for row in second.rows}
-    return same and bool(shared)
 
 
 def _chance(p: float) -> str:
