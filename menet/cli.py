@@ -65,6 +65,7 @@ COMMANDS = {
         f"the records of finished batches are kept; {RESUME}",
     ),
     "report": Command("menet.commands.report:Report", "show records as tables and figures on one page", NOTHING),
+    "compare": Command("menet.commands.report:Compare", "compare two models on the same examples", NOTHING),
     "reproduce": Command(
         "menet.commands.reproduce:Reproduce",
         "measure the paper's tables and figures again",

@@ -75,14 +75,14 @@ class Evaluate:
     """Folder for the records. Default: RUN/evaluation."""
 
     against: Path | None = None
-    """Records of another model, to compare with on the same examples (McNemar's test)."""
+    """Another run, or a folder of records, to compare with on the same examples (McNemar's test)."""
 
     def __call__(self) -> int:
         from menet.commands.options import default_folder, epsilon_of, model_of, subject_of
         from menet.errors import ConfigurationError
-        from menet.evaluation import EvaluationSettings, Worker, accuracies, evaluate, parse_attack, read_folder
+        from menet.evaluation import EvaluationSettings, Worker, accuracies, evaluate, parse_attack
         from menet.files import write_atomically
-        from menet.report.collect import Subject
+        from menet.report.collect import Subject, evaluations_of
         from menet.report.tables import comparison, every_accuracy
 
         model, source, dataset, device = subject_of(
@@ -122,7 +122,7 @@ class Evaluate:
                     "examples; robust accuracy may be overestimated"
                 )
         if self.against is not None:
-            other = Subject(str(self.against), read_folder(self.against))
+            other = Subject(str(self.against), evaluations_of(self.against))
             shared = [label for label in records if label in other.evaluations]
             if not shared:
                 raise ConfigurationError(

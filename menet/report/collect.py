@@ -104,6 +104,15 @@ def collect(
     return Collection(folder, tuple(subjects), told, picture.read_bytes() if picture.is_file() else None)
 
 
+def evaluations_of(folder: Path) -> dict[str, Records]:
+    """The records of a model by attack, in its run folder or in the folder that has them."""
+    for place in (folder, *(folder / name for name in KEPT_APART)):
+        if any(place.glob("*.rank*.jsonl")):
+            found = read_folder(place)
+            return {label: records for label, records in found.items() if label != CERTIFICATE}
+    raise RecordError(f"expected a run or a folder of records, got {folder}, which has none; run menet evaluate")
+
+
 def read_notes(path: Path) -> Notes:
     """The notes in `path`, or empty ones if there is no such file."""
     if not path.is_file():

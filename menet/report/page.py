@@ -313,6 +313,17 @@ def write_markdown(report: Report, file: Path) -> list[Path]:
     return [file, *written]
 
 
+def write_tables(report: Report, file: Path, kind: str) -> list[Path]:
+    """Write every table of a report as csv, json or latex, in a folder named after `file`."""
+    folder, ending = file.parent / f"{file.stem}-tables", {"latex": "tex"}.get(kind, kind)
+    named = [
+        (f"{section.anchor}{f'-{number}' if number else ''}", table)
+        for section in report.sections
+        for number, table in enumerate(section.tables)
+    ]
+    return [table.written(folder / f"{name}.{ending}") for name, table in named]
+
+
 def _markdown(section: Section) -> list[str]:
     lines = _paragraphs(section.paragraphs)
     for table in section.tables:

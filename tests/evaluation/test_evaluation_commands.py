@@ -93,6 +93,27 @@ def test_models_under_different_budgets_are_not_compared(run, tmp_path, digits, 
     assert "expected one threat model epsilon, got 0.3 and 0.1" in capsys.readouterr().err
 
 
+def test_compare_takes_two_runs_and_leaves_out_what_is_not_comparable(run, tmp_path, digits, capsys):
+    (tmp_path / "other").mkdir()
+    other = make_run(tmp_path / "other", digits, seed=1)
+    few = ("--stop", "4", "--draws", "2")
+    for folder, epsilon in ((run, "0.1"), (other, "0.2")):
+        assert cli.main(["evaluate", str(folder), "--attacks", "fgsm", *few]) == 0
+        assert (
+            cli.main(["evaluate", str(folder), "--attacks", "fgsm:draws=fixed:2", "--epsilon", epsilon, *few])
+            == 0
+        )
+    capsys.readouterr()
+    table = tmp_path / "table.csv"
+    assert cli.main(["compare", str(run), str(other / "evaluation"), "--out", str(table)]) == 0
+    told = capsys.readouterr().out
+    assert "McNemar p" in told
+    assert "left out: fgsm:draws=fixed:2: expected one threat model epsilon, got 0.1 and 0.2" in told
+    assert len(table.read_text().splitlines()) == 2
+    assert cli.main(["compare", str(run), str(tmp_path)]) == 2
+    assert "run menet evaluate" in capsys.readouterr().err
+
+
 def test_several_budgets_in_one_call(run):
     attacks = ("--attacks", "fgsm", "pgd:steps=2", "pgd:steps=2,epsilon=0.2", "--epsilon", "0.1", "8/255")
     assert cli.main(["evaluate", str(run), "--stop", "4", "--draws", "2", *attacks]) == 0
