@@ -82,7 +82,9 @@ Dataset = Annotated[
     str,
     tyro.conf.Positional,
     tyro.conf.arg(
-        metavar="DATASET", help=f"{', '.join(DATASETS[:-1])}, folder:PATH, or folder:PATH@SIDE to resize images."
+        metavar="DATASET",
+        help=f"{', '.join(DATASETS[:-1])}, or folder:PATH; folder:PATH@SIDE resizes images, "
+        "folder:PATH@SIDE,skip-unreadable also leaves out damaged files.",
     ),
 ]
 Epsilon = Annotated[
@@ -177,12 +179,13 @@ def _call(name: str, factory: Any) -> Any:
 
 
 def check_dataset(name: str) -> str:
-    """`name`, if it is that of a dataset; the error for another one says what may be meant."""
+    """`name`, if it is that of a dataset, with an absolute path; the error for another says what may be meant."""
     from menet import data
+    from menet.data.catalog import absolute
 
-    kind = name.partition(":")[0]
+    kind = re.split("[:@,]", name)[0]
     if kind in data.NAMES:
-        return name
+        return absolute(name)
     close = difflib.get_close_matches(kind, data.NAMES, n=1)
     if Path(name).is_dir():
         hint = f"did you mean folder:{name}?"
@@ -203,7 +206,10 @@ def dataset_of(
         name = _dataset_of_run(Path(run))
     if name.partition(":")[0] not in data.NAMES and Path(name).is_dir():
         name = f"folder:{name}"
-    return data.load(check_dataset(name), split, root, side=side)
+    dataset = data.load(check_dataset(name), split, root, side=side)
+    if dataset.total is not None:
+        print(f"{name}: {len(dataset)} {split} images of {dataset.total} (split by a hash of the file names)")
+    return dataset
 
 
 def _dataset_of_run(run: Path) -> str:

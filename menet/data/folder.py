@@ -5,17 +5,19 @@ split by a hash of each file's name: one image in five is a test image, and addi
 one split to the other. Examples are in the order of another hash of their names, so that every prefix mixes the
 classes, whatever the order of the file system.
 
-Images of one size are used as they are; `folder:PATH@64` scales the shorter side to 64 and crops the center.
+Images of one size are used as they are; `folder:PATH@64` scales the shorter side to 64 and crops the center, and
+`folder:PATH@64,skip-unreadable` leaves out files that cannot be decoded.
 Files are decoded when indexed, or once into a memory-mapped file of bytes.
 """
 
 import hashlib
+import json
 import math
 import os
 import stat
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +28,7 @@ from torch import Tensor
 
 from menet.data.dataset import Dataset, Images, Index, cache_folder, encoded, order_of, positions_of, warn_once
 from menet.errors import ConfigurationError, DataError
-from menet.files import replacing
+from menet.files import replacing, write_atomically
 from menet.progress import reporting
 
 ENDINGS = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
@@ -104,17 +106,7 @@ def image_size(path: Path) -> tuple[int, int]:
 
 def unreadable(paths: Sequence[Path]) -> UnreadableImage:
     """One error for all of these files that cannot be decoded; it names the first ten and counts the rest."""
-
-    def problem(path: Path) -> str | None:
-        try:
-            with _opened(path) as image:
-                image.convert("RGB")
-        except UnreadableImage as error:
-            return str(error)
-        return None
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        problems = [found for found in pool.map(problem, paths) if found]
+    problems = list(_problems(paths).values())
     if len(problems) == 1:
         return UnreadableImage(problems[0])
     listed = "; ".join(problems[:LISTED])
@@ -143,11 +135,12 @@ def packed(files: ImageFiles, name: str, folder: Path) -> Tensor | Images:
         return files
 
 
-def read(folder: Path, split: str, side: int | None = None) -> Dataset:
+def read(folder: Path, split: str, side: int | None = None, skip_unreadable: bool = False) -> Dataset:
     """Read one split; with `side`, images are scaled and center-cropped to `side`×`side`.
 
     Without it all images must have one size, at most 1024×1024. The normalization is measured on up to 1,000
-    training images, so both splits recommend the same. All files that cannot be read are listed in one error.
+    training images, so both splits recommend the same. All files that cannot be read are listed in one error, or
+    in a warning if they are to be skipped.
     """
     if side is not None and not 1 <= side <= MAX_SIDE:
         raise ConfigurationError(f"expected a side between 1 and {MAX_SIDE}, got {side}")
@@ -155,6 +148,9 @@ def read(folder: Path, split: str, side: int | None = None) -> Dataset:
         raise DataError(f"expected a folder of images with one folder per class, got {folder}")
     listings = {name: _listing(folder, name) for name in ("train", "test")}
     everything = [path for listing in listings.values() for path, _ in listing]
+    if skip_unreadable and (skipped := _skipped(folder, everything)):
+        listings = {name: [one for one in listing if one[0] not in skipped] for name, listing in listings.items()}
+        everything = [path for path in everything if path not in skipped]
     classes = sorted({name for listing in listings.values() for _, name in listing})
     if not listings[split]:
         endings = ", ".join(sorted(ENDINGS))
@@ -183,6 +179,7 @@ def read(folder: Path, split: str, side: int | None = None) -> Dataset:
         classes=tuple(classes),
         mean=mean,
         std=std,
+        total=None if (folder / "train").is_dir() else len(everything),
     )
 
 
@@ -235,6 +232,41 @@ def _sided(folder: Path) -> str:
     return f"folder:{folder}@64"
 
 
+def _skipped(folder: Path, paths: Sequence[Path]) -> set[Path]:
+    """The files that cannot be decoded; found once and kept in the user's cache until a file changes."""
+    kept = cache_folder() / "decoded" / f"unreadable-{_fingerprint(paths)}.json"
+    try:
+        known = set(json.loads(kept.read_bytes()))
+        found = {path for path in paths if str(path) in known}
+    except (OSError, ValueError, TypeError):
+        found = set(_problems(paths))
+        with suppress(OSError):
+            write_atomically(kept, json.dumps(sorted(map(str, found))))
+    if found:
+        names = [path.relative_to(folder).as_posix() for path in sorted(found)]
+        rest = ", …" if len(names) > LISTED else ""
+        warn_once(
+            f"skipped {len(names)} of {len(paths)} images in {folder} that cannot be read: "
+            f"{', '.join(names[:LISTED])}{rest}"
+        )
+    return found
+
+
+def _problems(paths: Sequence[Path]) -> dict[Path, str]:
+    """What is wrong with each of the files that cannot be decoded."""
+
+    def problem(path: Path) -> str | None:
+        try:
+            with _opened(path) as image:
+                image.convert("RGB")
+        except UnreadableImage as error:
+            return str(error)
+        return None
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return {path: found for path, found in zip(paths, pool.map(problem, paths), strict=True) if found}
+
+
 def _statistics(files: ImageFiles) -> tuple[tuple[float, ...], tuple[float, ...]]:
     count = max(1, min(MEASURED_IMAGES, MEASURED_PIXELS // (files.height * files.width)))
     sample = files[:: -(-len(files) // count)].to(torch.float32).div_(255)
@@ -257,8 +289,14 @@ def _pack(files: ImageFiles, target: Path, name: str) -> None:
 
 
 def _key(files: ImageFiles) -> str:
-    key = hashlib.sha256(f"{files.height} {files.width} {files.resized}".encode())
-    for path in files.paths:
+    key = f"{files.height} {files.width} {files.resized} {_fingerprint(files.paths)}"
+    return hashlib.sha256(key.encode()).hexdigest()[:24]
+
+
+def _fingerprint(paths: Sequence[Path]) -> str:
+    """A hash of names, sizes and modification times."""
+    key = hashlib.sha256()
+    for path in paths:
         try:
             state = path.stat()
         except OSError as error:

@@ -13,6 +13,7 @@ from typing import get_args
 
 import pytest
 import torch
+from PIL import Image
 
 from menet import cli
 from menet.cli import COMMANDS, main
@@ -137,6 +138,26 @@ def test_errors_say_what_may_be_meant(
     error = capsys.readouterr().err
     assert words in error
     assert len(error.strip().splitlines()) == 1
+
+
+def test_a_folder_is_remembered_with_its_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from menet.commands.train import Train
+
+    monkeypatch.chdir(tmp_path)
+    assert Train("folder:photos@64").config().dataset == f"folder:{tmp_path}/photos@64"
+
+
+def test_the_split_of_a_folder_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for name in ("cat", "dog"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(20):
+            Image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / "photos" / name / f"{number}.png")
+    dataset = options.dataset_of("photos", "", "test")
+    assert f"photos: {len(dataset)} test images of 40 (split by a hash" in capsys.readouterr().out
 
 
 def test_one_probability_is_enough() -> None:
