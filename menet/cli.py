@@ -3,22 +3,25 @@
 Nothing heavy is imported before a command runs: `menet --help` and `menet COMMAND --help` do without torch.
 """
 
+import _thread
 import difflib
 import importlib
 import inspect
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType, UnionType
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from menet.errors import MenetError
 
 RESUME = "rerun the same command to resume"
 NOTHING = "nothing was written"
+SECONDS_BETWEEN_INTERRUPTS = 0.2
 
 
 class Command(NamedTuple):
@@ -62,6 +65,7 @@ COMMANDS = {
         f"the records of finished batches are kept; {RESUME}",
     ),
     "report": Command("menet.commands.report:Report", "show records as tables and figures on one page", NOTHING),
+    "compare": Command("menet.commands.report:Compare", "compare two models on the same examples", NOTHING),
     "reproduce": Command(
         "menet.commands.reproduce:Reproduce",
         "measure the paper's tables and figures again",
@@ -85,6 +89,17 @@ COMMANDS = {
 }
 
 
+def run() -> NoReturn:
+    """The console script: one command, and its exit code.
+
+    After that an interrupt is ignored, as there is nothing left to interrupt: while Python shuts down, it would
+    kill the process.
+    """
+    code = main()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.exit(code)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code.
 
@@ -102,12 +117,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     name, rest = _longest_command(arguments)
     if name is None:
         return _unknown(arguments)
-    with _interrupts() as interrupts:
+    with _Interrupts() as interrupts:
         try:
             with _plain_warnings(name):
                 return int(_parsed(name, rest)() or 0)
         except (Exception, KeyboardInterrupt) as error:
-            if interrupts or isinstance(error, KeyboardInterrupt):
+            if interrupts.count or isinstance(error, KeyboardInterrupt):
+                interrupts.end()
                 print(f"\nmenet {name}: interrupted; {COMMANDS[name].interrupted}", file=sys.stderr)
                 return 130
             if not isinstance(error, MenetError):
@@ -116,24 +132,80 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 2
 
 
-@contextmanager
-def _interrupts() -> Iterator[list[int]]:
-    """The interrupts so far. Libraries swallow one that hits them while they are imported, and break later."""
-    seen: list[int] = []
+class _Interrupts:
+    """Ctrl-C inside a `with` block as a `KeyboardInterrupt` that arrives.
 
-    def notice(number: int, frame: FrameType | None) -> None:
-        seen.append(number)
+    Raised in the middle of an import it is swallowed there, or breaks the library; elsewhere, too, a library may
+    swallow it and go on. So it waits for the end of an import, and is raised again until it is being handled.
+    A second Ctrl-C does not wait.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        """Interrupts by the user so far."""
+        self._over = self._repeating = False
+        # Of `_thread`, because a handler may interrupt the code of `threading` that holds its locks.
+        self._lock = _thread.allocate_lock()
+        self._before = signal.getsignal(signal.SIGINT)
+        main_thread = threading.current_thread() is threading.main_thread()
+        self._ours = main_thread and self._before is signal.default_int_handler
+
+    def __enter__(self) -> "_Interrupts":
+        if self._ours:
+            signal.signal(signal.SIGINT, self._notice)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+        if self._ours:
+            signal.signal(signal.SIGINT, self._before)
+
+    def end(self) -> None:
+        """Raise no more: the command is over."""
+        with self._lock:
+            self._over = True
+
+    def _notice(self, number: int, frame: FrameType | None) -> None:
+        repeated, self._repeating = self._repeating, False
+        if self._over:
+            return
+        if not repeated:
+            self.count += 1
+            if self.count == 1:
+                _thread.start_new_thread(self._repeat, ())
+        urgent = not repeated and self.count > 1
+        if not urgent and (_is_importing(frame) or _is_handled()):
+            return
         signal.default_int_handler(number, frame)
 
-    before = signal.getsignal(signal.SIGINT)
-    ours = before is signal.default_int_handler and threading.current_thread() is threading.main_thread()
-    if ours:
-        signal.signal(signal.SIGINT, notice)
-    try:
-        yield seen
-    finally:
-        if ours:
-            signal.signal(signal.SIGINT, before)
+    def _repeat(self) -> None:
+        while True:
+            time.sleep(SECONDS_BETWEEN_INTERRUPTS)
+            with self._lock:
+                if self._over:
+                    return
+                self._repeating = True
+                if hasattr(signal, "pthread_kill"):
+                    # A true signal, which also ends a system call that waits.
+                    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                else:
+                    _thread.interrupt_main()
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_handled() -> bool:
+    """Whether the signal hit an `except`, `finally` or `with` that cleans up after an interrupt."""
+    error = sys.exc_info()[1]
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
 
 
 def _parsed(name: str, arguments: list[str]) -> Any:
@@ -227,4 +299,4 @@ def _overview(commands: dict[str, Command]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

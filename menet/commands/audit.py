@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from menet.commands.choices import Data, Device, Epsilon, MaxBatch, Norm, Root, Run, Seed, Side, Split
+from menet.commands.options import Data, Device, Epsilon, MaxBatch, Norm, Root, Run, Seed, Side, Split
 
 
 @dataclass(frozen=True)
@@ -59,22 +59,15 @@ class Audit:
         import torch
 
         from menet.attacks import ThreatModel
-        from menet.commands.loading import (
-            check_model,
-            dataset_of,
-            default_folder,
-            device_of,
-            epsilon_of,
-            model_of,
-        )
+        from menet.commands.options import default_folder, epsilon_of, subject_of
         from menet.evaluation import AuditSettings, audit, provenance
         from menet.evaluation.audit import failed
         from menet.files import write_atomically
         from menet.report.tables import audit_table
 
-        device = device_of(self.device)
-        model, source = model_of(self.target)
-        dataset = dataset_of(self.data, self.target, self.split, self.root, self.side)
+        model, source, dataset, device = subject_of(
+            self.target, self.data, self.split, self.root, self.side, self.device
+        )
         threat = ThreatModel(self.norm, epsilon_of(self.epsilon, dataset.name, self.norm))
         settings = AuditSettings(
             threat, steps=self.steps, eot=self.eot, draws=self.draws, max_batch=self.max_batch
@@ -82,7 +75,6 @@ class Audit:
         settings = settings.quick() if self.quick else settings
         count = min(self.examples, 40) if self.quick else self.examples
         images, labels = dataset.batch(slice(0, count))
-        check_model(model.to(device), dataset, device)
         findings = audit(
             model,
             images.to(device),

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from menet.commands.choices import Data, Device, MaxBatch, Root, Run, Seed, Side, Split
+from menet.commands.options import Data, Device, MaxBatch, Root, Run, Seed, Side, Split
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Certify:
     """Folder for the records. Default: RUN/certificate, or RUN/certificate-P with --p."""
 
     def __call__(self) -> int:
-        from menet.commands.loading import check_model, dataset_of, default_folder, device_of, model_of
+        from menet.commands.options import check_model, dataset_of, default_folder, device_of, model_of
         from menet.defense import MENet
         from menet.errors import ConfigurationError
         from menet.evaluation import CertificateSettings, Worker, certify

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from menet.commands.choices import Root, Side, Split
+from menet.commands.options import Root, Side, Split
 from menet.errors import ConfigurationError
 
 Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
@@ -101,8 +101,8 @@ class DataVerify:
     def __call__(self) -> int:
         from menet.data import catalog
         from menet.data.catalog import place_of
-        from menet.data.checksums import Checksums
         from menet.data.dataset import require_file
+        from menet.data.published import Checksums
         from menet.errors import DataError
 
         source = catalog.source(self.name)
@@ -155,7 +155,7 @@ class DataRank:
             raise ConfigurationError(f"expected 0 < energy <= 1, got {self.energy}")
         if self.limit is not None and self.limit < 1:
             raise ConfigurationError(f"expected limit >= 1, got {self.limit}")
-        from menet.commands.loading import check_dataset
+        from menet.commands.options import check_dataset
         from menet.data import load
         from menet.experiments.measures import ranks_of
         from menet.files import replacing, write_atomically

@@ -12,8 +12,8 @@ import tyro
 from rich.console import Console
 
 from menet.commands import demo_plan
-from menet.commands.choices import BASELINES, Seed
 from menet.commands.demo_plan import Network, Plan
+from menet.commands.options import BASELINES, Seed
 from menet.errors import ConfigurationError, require
 
 

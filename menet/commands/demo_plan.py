@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from menet.commands.choices import Objective
+from menet.commands.options import Objective
 from menet.errors import ConfigurationError
 
 EPSILON = 0.2
@@ -108,8 +108,8 @@ class Plan:
     @property
     def networks(self) -> tuple[Network, ...]:
         """All networks; the surrogates come last."""
-        transferred = f"pgd:steps={self.steps},on=vanilla-copy"
-        own = f"pgd:steps={self.steps},eot=1,on=me-net-copy" if self.own_surrogate else transferred
+        transferred = f"pgd:steps={self.steps},on=vanilla-surrogate"
+        own = f"pgd:steps={self.steps},eot=1,on=me-net-surrogate" if self.own_surrogate else transferred
         white, random = self._white_box(), (*self._one_draw(), *self._averaged())
         vanilla = Network("vanilla", "vanilla", self.epochs, attacks=(transferred, *white))
         me_net = Network("me-net", "ME-Net", self.estimated_epochs, defense=_me_net(P), attacks=(own, *random))
@@ -188,9 +188,8 @@ def chosen_baselines(names: tuple[str, ...]) -> tuple[str, ...]:
 
 def _surrogate(network: Network) -> Network:
     """The same network, trained independently, as the source of transfer attacks."""
-    title = f"{network.title} surrogate"
-    # Its folder stands in the label of an attack, from which the attack's seed follows: keep the name.
-    return replace(network, folder=f"{network.folder}-copy", title=title, seed=1, attacks=())
+    folder, title = f"{network.folder}-surrogate", f"{network.title} surrogate"
+    return replace(network, folder=folder, title=title, seed=1, attacks=())
 
 
 def _me_net(p: float | tuple[float, float], tolerance: float = 1e-2) -> dict[str, Any]:

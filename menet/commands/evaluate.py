@@ -7,15 +7,15 @@ from typing import Annotated
 
 import tyro
 
-from menet.commands.choices import ATTACKS, Data, Device, Epsilon, MaxBatch, Norm, Root, Run, Seed, Side, Split
+from menet.commands.options import ATTACKS, Data, Device, Epsilons, MaxBatch, Norm, Root, Run, Seed, Side, Split
 
 
 @dataclass(frozen=True)
 class Evaluate:
     """Attack a model and score the adversarial images on fresh random draws, never those the attack saw.
 
-    One record is written per example and attack. Safe to interrupt: rerun the same command to resume. Under
-    torchrun the processes divide the work.
+    One record is written per example and attack. Safe to interrupt: rerun the same command to resume, or with a
+    larger --stop to extend. Under torchrun the processes divide the work.
 
     An attack is NAME or NAME:SETTING=VALUE,… such as `pgd:steps=40`, `bpda-eot:steps=100,eot=40`,
     `pgd:gradient=exact`, `pgd:on=classifier` (gray box), `pgd:on=OTHER_RUN` (transfer attack with OTHER_RUN as
@@ -38,7 +38,7 @@ class Evaluate:
 
     side: Side = None
 
-    epsilon: Epsilon = None
+    epsilon: Epsilons = ()
 
     norm: Norm = "linf"
     """Norm of the perturbation."""
@@ -75,31 +75,23 @@ class Evaluate:
     """Folder for the records. Default: RUN/evaluation."""
 
     against: Path | None = None
-    """Records of another model, to compare with on the same examples (McNemar's test)."""
+    """Another run, or a folder of records, to compare with on the same examples (McNemar's test)."""
 
     def __call__(self) -> int:
-        from menet.commands.loading import (
-            check_model,
-            dataset_of,
-            default_folder,
-            device_of,
-            epsilon_of,
-            model_of,
-        )
+        from menet.commands.options import default_folder, epsilon_of, model_of, subject_of
         from menet.errors import ConfigurationError
-        from menet.evaluation import EvaluationSettings, Worker, accuracies, evaluate, parse_attack, read_folder
+        from menet.evaluation import EvaluationSettings, Worker, accuracies, evaluate, parse_attack
         from menet.files import write_atomically
-        from menet.report.collect import Subject
+        from menet.report.collect import Subject, evaluations_of
         from menet.report.tables import comparison, every_accuracy
 
-        device = device_of(self.device)
-        model, source = model_of(self.run)
-        dataset = dataset_of(self.data, self.run, self.split, self.root, self.side)
-        epsilon = epsilon_of(self.epsilon, dataset.name, self.norm)
-        check_model(model.to(device), dataset, device)
+        model, source, dataset, device = subject_of(
+            self.run, self.data, self.split, self.root, self.side, self.device
+        )
+        budgets = [epsilon_of(text, dataset.name, self.norm) for text in self.epsilon or (None,)]
         attacks = [
-            parse_attack(words, model, lambda run: model_of(run)[0], epsilon=epsilon, norm=self.norm)
-            for words in self.attacks
+            parse_attack(spec, model, lambda run: model_of(run)[0], epsilon=budgets[0], norm=self.norm)
+            for spec in self._specs()
         ]
         settings = EvaluationSettings(
             start=self.start,
@@ -130,7 +122,7 @@ class Evaluate:
                     "examples; robust accuracy may be overestimated"
                 )
         if self.against is not None:
-            other = Subject(str(self.against), read_folder(self.against))
+            other = Subject(str(self.against), evaluations_of(self.against))
             shared = [label for label in records if label in other.evaluations]
             if not shared:
                 raise ConfigurationError(
@@ -141,3 +133,18 @@ class Evaluate:
         write_atomically(folder / "accuracies.json", json.dumps(numbers, indent=1))
         print(f"records: {folder}")
         return 0
+
+    def _specs(self) -> tuple[str, ...]:
+        """The attacks as their records are called: with several budgets, each attack with each of them."""
+        if len(self.epsilon) < 2:
+            return self.attacks
+        from menet.attacks import split_name
+
+        specs = []
+        for spec in self.attacks:
+            _, settings = split_name(spec)
+            if any(one.startswith("epsilon=") for one in settings.split(",")):
+                specs.append(spec)
+            else:
+                specs += [f"{spec}{',' if settings else ':'}epsilon={text}" for text in self.epsilon]
+        return tuple(specs)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from menet.commands.choices import Dataset, Root, Seed
+from menet.commands.options import Dataset, Root, Seed
 from menet.commands.train import P, defense_settings
 
 
@@ -44,7 +44,7 @@ class Prepare:
     root: Root = None
 
     def __call__(self) -> int:
-        from menet.commands.loading import check_dataset
+        from menet.commands.options import check_dataset
         from menet.training.prepared import prepare
 
         made = prepare(

@@ -88,7 +88,7 @@ def reconstructions(
 
 
 def _read(path: Path) -> Any:
-    from menet.data.image_files import ImageFiles, image_size
+    from menet.data.folder import ImageFiles, image_size
 
     height, width = image_size(path)
     if max(height, width) > LONGEST_SIDE:

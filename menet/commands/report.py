@@ -1,8 +1,8 @@
-"""`menet report`: tables and figures from records, in one HTML file."""
+"""`menet report` and `menet compare`: what records say, as a page or as one table."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -30,13 +30,18 @@ class Report:
     markdown: bool = False
     """Also write the report as Markdown, with its figures as PNG files."""
 
+    tables: Annotated[
+        tuple[Literal["csv", "latex", "json"], ...], tyro.conf.arg(metavar="[{csv,latex,json} …]")
+    ] = ()
+    """Also write every table in these formats."""
+
     damaged: bool = False
     """Skip damaged lines of records, and list them, instead of refusing the file."""
 
     def __call__(self) -> int:
         from menet.files import write_atomically
         from menet.report.collect import collect
-        from menet.report.page import render_html, report_of, write_markdown
+        from menet.report.page import render_html, report_of, write_markdown, write_tables
 
         collection = collect(self.folder, damaged=self.damaged, notes=self.notes)
         report = report_of(collection, self.title)
@@ -46,4 +51,55 @@ class Report:
         if self.markdown:
             written = write_markdown(report, file.with_suffix(".md"))
             print(f"Markdown: {written[0]} and {len(written) - 1} figures")
+        for kind in self.tables:
+            written = write_tables(report, file, kind)
+            print(f"{kind}: {len(written)} tables in {written[0].parent}")
+        return 0
+
+
+Records = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Compare two models on the same examples, under every attack that both were evaluated with.
+
+    The p-value is that of the exact McNemar test. Evaluations that differ in attack, threat model, scoring,
+    classes or images are left out, and what differs is named.
+    """
+
+    first: Records
+    """A run, or a folder of records (`menet evaluate` writes them)."""
+
+    second: Records
+    """The other one."""
+
+    criterion: Literal["vote", "single", "mean", "worst"] = "vote"
+    """An example counts as correct by the majority vote over draws, one draw, mean logits, or every draw."""
+
+    out: Path | None = None
+    """Also write the table to this file: .csv, .tex, .json or .md."""
+
+    def __call__(self) -> int:
+        from menet.errors import RecordError
+        from menet.evaluation.accuracy import incomparable
+        from menet.report.collect import Subject, evaluations_of
+        from menet.report.tables import comparison
+
+        first, second = (Subject(str(one), evaluations_of(one)) for one in (self.first, self.second))
+        shared = [label for label in first.evaluations if label in second.evaluations]
+        if not shared:
+            ours, theirs = (", ".join(subject.evaluations) or "none" for subject in (first, second))
+            raise RecordError(f"expected an attack that both were evaluated with, got {ours} and {theirs}")
+        reasons = {label: incomparable(first.evaluations[label], second.evaluations[label]) for label in shared}
+        left_out = [f"{label}: {reason}" for label, reason in reasons.items() if reason is not None]
+        if len(left_out) == len(shared):
+            raise RecordError(f"cannot compare {first.name} and {second.name}: {'; '.join(left_out)}")
+        alike = [label for label in shared if reasons[label] is None]
+        table = comparison(first, second, alike, self.criterion)
+        table.print()
+        for words in left_out:
+            print(f"left out: {words}")
+        if self.out is not None:
+            print(f"table: {table.written(self.out)}")
         return 0

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from menet.commands.choices import (
+from menet.commands.options import (
     BASELINES,
     MODELS,
     Dataset,
@@ -168,7 +168,7 @@ class Train:
 
     def config(self) -> Any:
         """The `TrainingConfig`: the recipe with the given options."""
-        from menet.commands.loading import check_dataset, epsilon_of, fraction
+        from menet.commands.options import check_dataset, epsilon_of, fraction
         from menet.training import recipes
 
         recipe = recipes.by_name(check_dataset(self.dataset), self.recipe)

@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 
 from menet.data import cifar10, folder, mnist, svhn, tiny_imagenet
-from menet.data.checksums import Checksums, Published
 from menet.data.dataset import SPLITS, Dataset, data_folder, warn_once
-from menet.data.image_files import ImageFiles, packed
+from menet.data.folder import ImageFiles, UnreadableImage, packed
+from menet.data.published import Checksums, Published
 from menet.errors import ConfigurationError
 
 
@@ -57,6 +57,8 @@ def _each_batch(place: str, ending: str, digests: str) -> tuple[Published, ...]:
     )
 
 
+SKIP = ",skip-unreadable"
+"""At the end of the name of a folder: leave out files that cannot be decoded."""
 MNIST_MIRRORS = (
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
     "https://storage.googleapis.com/cvdf-datasets/mnist/",
@@ -188,24 +190,40 @@ def load(
     root: str | os.PathLike[str] | None = None,
     *,
     side: int | None = None,
+    skip_unreadable: bool = False,
 ) -> Dataset:
     """Load one split of `digits`, `mnist`, `cifar10`, `svhn`, `tiny-imagenet` or `folder:PATH`.
 
     `root` holds one folder per dataset; the default is `MENET_DATA`, else the user's cache folder. A folder of
     images may have any size with `side`, or written `folder:PATH@64`: images are scaled and center-cropped to
-    64×64. Content that differs from what was published is allowed, with one `DataWarning`.
+    64×64. With `skip_unreadable`, or written `folder:PATH@64,skip-unreadable`, damaged files are left out. That,
+    and content that differs from what was published, is told in a `DataWarning`.
     """
     if split not in SPLITS:
         raise ConfigurationError(f"unknown split {split!r}; choose from {', '.join(SPLITS)}")
-    name, path, side = _parse(name, side)
+    name, path, side, skip = _parse(name, side, skip_unreadable)
     chosen = source(name)
     at = place_of(name, path or root)
-    read = partial(folder.read, side=side) if name == "folder" else chosen.read
-    dataset = read(at, split)
-    if isinstance(dataset.images, ImageFiles):
-        dataset = replace(dataset, images=packed(dataset.images, f"{name}-{split}", at))
+    read = partial(folder.read, side=side, skip_unreadable=skip) if name == "folder" else chosen.read
+    try:
+        dataset = read(at, split)
+        if isinstance(dataset.images, ImageFiles):
+            dataset = replace(dataset, images=packed(dataset.images, f"{name}-{split}", at))
+    except UnreadableImage as error:
+        if name != "folder":
+            raise
+        written = f"folder:{at}{f'@{side}' if side else ''}{SKIP}"
+        raise UnreadableImage(f"{error}; or leave out such files with {written}") from error
     _warn_of_differences(chosen, at, split)
     return dataset
+
+
+def absolute(text: str) -> str:
+    """The name of a dataset such that it means the same in another working directory."""
+    name, path, side, skip = _parse(text, None)
+    if name != "folder" or not path:
+        return text
+    return f"folder:{Path(path).expanduser().absolute()}{f'@{side}' if side else ''}{SKIP if skip else ''}"
 
 
 def source(name: str) -> Source:
@@ -221,21 +239,24 @@ def place_of(name: str, root: str | os.PathLike[str] | None = None) -> Path:
     return Path(root).expanduser() if name == "folder" and root else data_folder(root) / name
 
 
-def _parse(text: str, side: int | None) -> tuple[str, str, int | None]:
-    """The name, path and side of `NAME`, `folder:PATH` or `folder:PATH@SIDE`."""
+def _parse(text: str, side: int | None, skip: bool = False) -> tuple[str, str, int | None, bool]:
+    """Name, path, side and whether to skip damaged files, of `NAME` or `folder:PATH@SIDE,skip-unreadable`."""
     name, _, path = text.partition(":")
-    if name.partition("@")[0] == "folder":
-        found = re.fullmatch(r"folder(?::(.*))?@(\d{1,6})", text)
+    found = re.fullmatch(rf"folder(?::(.*?))?(?:@(\d{{1,6}}))?({SKIP})?", text, re.DOTALL)
+    if found:
         # A folder whose own name ends in @64 is that folder.
-        if found and not (path and Path(path).expanduser().is_dir()):
-            name, path, written = "folder", found[1] or "", int(found[2])
-            if side not in (None, written):
+        if not (path and Path(path).expanduser().is_dir()):
+            path, written = found[1] or "", int(found[2]) if found[2] else None
+            if written is not None and side not in (None, written):
                 raise ConfigurationError(f"expected one side, got {written} in {text!r} and {side}")
-            side = written
-    elif path or side is not None:
+            side, skip = written if side is None else side, skip or bool(found[3])
+        name = "folder"
+    elif path or side is not None or skip:
         source(name)
-        raise ConfigurationError(f"expected neither a path nor a side with {name}; only folder:PATH takes them")
-    return name, path, side
+        raise ConfigurationError(
+            f"expected neither a path nor a side with {name}; only folder:PATH takes them, and skips files"
+        )
+    return name, path, side, skip
 
 
 def _warn_of_differences(chosen: Source, at: Path, split: str) -> None:

@@ -89,6 +89,8 @@ class Dataset:
     classes: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    total: int | None = None
+    """Images of both splits, where the project split them and not the publisher."""
 
     def __len__(self) -> int:
         return len(self.labels)

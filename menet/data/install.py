@@ -17,10 +17,9 @@ from urllib.parse import urlsplit
 
 from menet import __version__
 from menet.data import folder
-from menet.data.archives import unpack
 from menet.data.catalog import Archive, Source
-from menet.data.checksums import Published, file_md5, keep_origin
 from menet.data.dataset import SPLITS, data_folder
+from menet.data.published import Published, file_md5, keep_origin, unpack
 from menet.errors import DataError
 from menet.files import replacing
 from menet.progress import reporting

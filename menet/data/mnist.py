@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from menet.data.archives import GZIP, Inflater
 from menet.data.dataset import Dataset, require_file
+from menet.data.published import GZIP, Inflater
 from menet.errors import DataError, require
 
 CLASSES = tuple("0123456789")
@@ -137,7 +137,7 @@ def _shape(header: bytes, dimensions: int, path: Path) -> tuple[int, ...]:
     if len(header) < 4 + 4 * dimensions:
         raise DataError(f"{path} is truncated: too short for an idx file of {dimensions} dimensions")
     if header[:4] != bytes([0, 0, UNSIGNED_BYTE, dimensions]):
-        raise DataError(f"{path} is not an idx file of unsigned bytes in {dimensions} dimensions")
+        raise DataError(f"expected an idx file of unsigned bytes in {dimensions} dimensions, got {path}")
     shape = struct.unpack(f">{dimensions}I", header[4:])
     if not all(shape) or math.prod(shape) > MAX_BYTES:
         claim = "×".join(map(str, shape))

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from menet.data.archives import ZLIB, Inflater
 from menet.data.dataset import Dataset, require_file
+from menet.data.published import ZLIB, Inflater
 from menet.errors import DataError
 
 CLASSES = tuple("0123456789")
@@ -86,7 +86,7 @@ def read_mat(path: Path, wanted: tuple[str, ...]) -> dict[str, np.ndarray]:
         raise DataError(f"cannot read {path}: {error}") from error
     order = {b"IM": "<", b"MI": ">"}.get(bytes(content[126:128]))
     if len(content) < HEADER_BYTES or order is None or bytes(content[124:126]) not in (b"\x00\x01", b"\x01\x00"):
-        raise DataError(f"{path} is not a MATLAB 5 file")
+        raise DataError(f"expected a MATLAB 5 file, got {path}")
     found: dict[str, np.ndarray] = {}
     at = HEADER_BYTES
     while at + 8 <= len(content):

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from menet.data.dataset import Dataset, order_of, require_file
-from menet.data.image_files import ImageFiles
+from menet.data.folder import ImageFiles
 from menet.errors import DataError
 
 FOLDER = "tiny-imagenet-200"

@@ -7,6 +7,8 @@ from menet.evaluation.accuracy import (
     Comparison,
     accuracies,
     accuracy,
+    bounded_mean,
+    clopper_pearson,
     compare,
     mcnemar,
     restart_accuracies,
@@ -14,7 +16,6 @@ from menet.evaluation.accuracy import (
 from menet.evaluation.attack_spec import AttackRun, FixedDraws, parse_attack
 from menet.evaluation.audit import AuditSettings, Finding, audit
 from menet.evaluation.certify import CertificateSettings, certified_accuracies, certified_radius, certify
-from menet.evaluation.intervals import bounded_mean, clopper_pearson
 from menet.evaluation.records import Records, read, read_folder
 from menet.evaluation.runner import EvaluationSettings, evaluate
 from menet.evaluation.scoring import Scores, score

@@ -34,8 +34,7 @@ from menet.defense import MENet
 from menet.distributed import Worker
 from menet.errors import ConfigurationError, RecordError
 from menet.evaluation import provenance
-from menet.evaluation.accuracy import Accuracy
-from menet.evaluation.intervals import CONFIDENCE, clopper_pearson, lower_bound
+from menet.evaluation.accuracy import CONFIDENCE, Accuracy, clopper_pearson, lower_bound
 from menet.evaluation.records import Records, Row, Shard
 from menet.evaluation.runner import range_of, records_of, remaining, worker_title
 from menet.evaluation.scoring import evaluation_mode, require_positive, score

@@ -53,6 +53,11 @@ def of_dataset(dataset: Any) -> dict[str, Any]:
     }
 
 
+def of_image(image: Tensor) -> str:
+    """A digest of one image, by which rows of the same example are recognized."""
+    return hashlib.sha256(image.detach().cpu().contiguous().numpy().tobytes()).hexdigest()[:16]
+
+
 def of_attack(attack: Any) -> dict[str, Any]:
     """An attack by its class and all its settings."""
     settings = plain(attack)

@@ -78,11 +78,21 @@ def shards(folder: str | os.PathLike[str], label: str) -> list[Path]:
     return sorted(path for path in folder.iterdir() if pattern.fullmatch(path.name))
 
 
-class Shard:
-    """One process's file of an evaluation, opened to begin or resume it.
+def batch_size_of(folder: str | os.PathLike[str], label: str) -> int | None:
+    """The batch size of the evaluation called `label`, if its folder has one."""
+    for path in shards(folder, label):
+        if jsonl.has_line(path):
+            size = _read_header(path)["evaluation"].get("batch_size")
+            return size if isinstance(size, int) else None
+    return None
 
-    `made` says what rows are made with (versions, hardware). Where it differs from that of the rows before, a
-    line says so, since such rows may differ in their last digits.
+
+class Shard:
+    """One process's file of an evaluation, opened to begin, resume or extend it.
+
+    An evaluation with a later `stop` extends one that is there; a line `{"stop": N}` says so. `made` says what
+    rows are made with (versions, hardware). Where it differs from that of the rows before, a line says so, since
+    such rows may differ in their last digits.
     """
 
     def __init__(
@@ -103,8 +113,12 @@ class Shard:
             if own is None:
                 self._file.append([{"format": FORMAT, "evaluation": evaluation, "made": made}])
                 own = _read_shard(path)
-            elif own.made != made:
-                self._file.append([{"made": made}])
+            else:
+                if own.evaluation["stop"] < evaluation["stop"]:
+                    self._file.append([{"stop": evaluation["stop"]}])
+                    own = _read_shard(path)
+                if own.made != made:
+                    self._file.append([{"made": made}])
         except BaseException:
             self._file.close()
             raise
@@ -152,9 +166,15 @@ def _read_shard(path: Path) -> _ShardContent:
     for line in lines:
         if line.fault is None and "made" in line.content:
             made = line.content["made"]
+        elif line.fault is None and line.content.keys() == {"stop"} and isinstance(line.content["stop"], int):
+            header = {**header, "evaluation": {**header["evaluation"], "stop": line.content["stop"]}}
         else:
             rows.append(line._replace(fault=line.fault or _fault(line.content, header["evaluation"])))
     return _ShardContent(path, header, made, rows)
+
+
+def _read_header(path: Path) -> dict[str, Any]:
+    return _header(path, next(jsonl.read(path), None))
 
 
 def _header(path: Path, line: jsonl.Line | None) -> dict[str, Any]:
@@ -190,17 +210,27 @@ def _fault(row: Row, evaluation: Mapping[str, Any]) -> str | None:
 def _check_resumable(contents: Iterable[_ShardContent], evaluation: Mapping[str, Any]) -> None:
     """Refuse shards of another evaluation, and damage other than a torn last line."""
     for content in contents:
-        difference = _difference(content.evaluation, evaluation)
+        there = content.evaluation
+        if there["stop"] < evaluation["stop"]:
+            there = {**there, "stop": evaluation["stop"]}
+        difference = _difference(there, evaluation)
         if difference:
             raise RecordError(
-                f"{content.path} belongs to another evaluation: {difference}; "
-                "choose another folder or remove the file"
+                f"{content.path} belongs to another evaluation: {difference}; {_remedy(difference)}"
             )
         for line in content.lines:
             if line.fault not in (None, jsonl.TORN):
                 raise RecordError(
                     f"{content.path}:{line.number} {line.fault}; remove the line to have it measured again"
                 )
+
+
+def _remedy(difference: str) -> str:
+    if ".epsilon " in difference:
+        return "to keep both budgets, write one in the attack (pgd:epsilon=…), or choose another folder (--out)"
+    if difference.startswith("expected stop "):
+        return "a larger stop extends it; for a smaller one choose another folder (--out)"
+    return "choose another folder (--out) or remove the file"
 
 
 def _merge(contents: Iterable[_ShardContent]) -> tuple[dict[int, Row], list[str]]:
@@ -219,9 +249,10 @@ def _merge(contents: Iterable[_ShardContent]) -> tuple[dict[int, Row], list[str]
 
 
 def _merged(contents: Sequence[_ShardContent], damaged: bool) -> Records:
-    first = contents[0]
-    for content in contents[1:]:
-        difference = _difference(first.evaluation, content.evaluation)
+    # A process that was not there when the evaluation was extended has written an earlier end.
+    first = max(contents, key=lambda content: content.evaluation["stop"])
+    for content in contents:
+        difference = _difference(first.evaluation, {**content.evaluation, "stop": first.evaluation["stop"]})
         if difference:
             raise RecordError(f"{content.path} belongs to another evaluation than {first.path}: {difference}")
     return _records(first.header, *_merge(contents), damaged)

@@ -17,7 +17,7 @@ from menet.distributed import Worker
 from menet.errors import ConfigurationError
 from menet.evaluation import provenance
 from menet.evaluation.attack_spec import AttackRun
-from menet.evaluation.records import Records, Row, Shard, read, shards
+from menet.evaluation.records import Records, Row, Shard, batch_size_of, read, shards
 from menet.evaluation.scoring import evaluation_mode, require_positive, score
 from menet.evaluation.snapshots import snapshot
 from menet.progress import reporting
@@ -34,8 +34,9 @@ class EvaluationSettings:
     stop: int | None = None
     """One past the last example; None for all."""
     batch_size: int | None = None
-    """Examples attacked together, in batches at multiples of it; None for 100, or fewer where fewer are asked
-    for. A batch that the range cuts is attacked whole, so that its rows do not depend on the range."""
+    """Examples attacked together, in batches at multiples of it. None for that of the rows that are there, else
+    about 100, or fewer where fewer are asked for, such that batches are of one size. A batch that the range cuts
+    is attacked whole, so that its rows do not depend on the range."""
     draws: int = 100
     """Fresh random draws that score each image; a deterministic model is scored on 1."""
     restart_draws: int = 1
@@ -67,7 +68,8 @@ def evaluate(
 
     Rows are appended batch by batch. They depend only on the batch and the seed, so an evaluation that was
     interrupted and resumed ends with the same rows as one that was not. Models are moved to `device`, used in
-    evaluation mode, and left in the mode they were in. One process of several returns the rows that are there,
+    evaluation mode, and left in the mode they were in. Records of the same examples up to an earlier `stop` are
+    extended. One process of several returns the rows that are there,
     without waiting for the others.
     """
     worker = worker or Worker.from_environment()
@@ -75,7 +77,8 @@ def evaluate(
         raise ConfigurationError("expected attacks with different labels, got one twice")
     device = torch.device(device)
     examples = range_of(settings.start, settings.stop, len(dataset))
-    batch_size = settings.batch_size or min(BATCH_SIZE, len(examples))
+    kept = (batch_size_of(folder, run.label) for run in attacks)
+    batch_size = settings.batch_size or next(filter(None, kept), None) or even(len(examples), BATCH_SIZE)
     own = [index for index in examples if index // batch_size % worker.world == worker.rank]
     models = [model, *(one for run in attacks for one in (run.model, run.source))]
     made = {"source": source, **provenance.of_machine(device)}
@@ -165,6 +168,7 @@ class _Evaluation:
             {
                 "index": index,
                 "label": int(labels[index - first]),
+                "image": provenance.of_image(images[index - first]),
                 "clean": self.clean[first][index - first],
                 "adversarial": adversarial[index - first],
                 "perturbation": perturbation[index - first],
@@ -230,6 +234,11 @@ def range_of(start: int, stop: int | None, length: int) -> range:
     if not 0 <= start < end <= length:
         raise ConfigurationError(f"expected 0 <= start < stop <= {length}, got start {start} and stop {end}")
     return range(start, end)
+
+
+def even(count: int, most: int) -> int:
+    """The size of batches, at most `most`, that divide `count` examples evenly: 150 are two batches of 75."""
+    return -(-count // -(-count // most))
 
 
 def remaining(examples: Sequence[int], batch_size: int, done: Container[int]) -> Iterator[tuple[int, list[int]]]:

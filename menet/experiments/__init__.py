@@ -48,7 +48,7 @@ EXPERIMENTS: dict[str, Callable[[], Experiment]] = {
     "table26": beyond.table26,
     "table27": cifar10.table27,
     "certificate": beyond.certificate,
-    "tensor-estimator": beyond.tubal_estimator,
+    "tubal-estimator": beyond.tubal_estimator,
     "cost": beyond.preprocessing_time,
 }
 

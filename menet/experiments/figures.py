@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from menet.experiments.jobs import Train, format_schedule
 from menet.experiments.measures import FeatureVectors, Ranks, Reconstructions
-from menet.experiments.paper import (
+from menet.experiments.plan import NAMES, Cell, Figure, Form, Panel, Point
+from menet.experiments.tables import (
     HIGH,
     LOW,
     LOWEST,
@@ -14,9 +15,8 @@ from menet.experiments.paper import (
     clean,
     model,
     white_box,
+    white_box_steps,
 )
-from menet.experiments.plan import NAMES, Cell, Figure, Form, Panel, Point
-from menet.experiments.tables import white_box_steps
 from menet.experiments.tables.beyond import MOST_ROBUST
 from menet.training.recipes import me_net
 

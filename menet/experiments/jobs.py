@@ -27,7 +27,7 @@ from menet.evaluation import (
     parse_attack,
     read_folder,
 )
-from menet.experiments.store import Store
+from menet.files import Store
 from menet.preprocessed import Preprocessed
 from menet.training import TrainingConfig, load_model, train
 from menet.training.prepared import prepare

@@ -1,4 +1,7 @@
-"""Running a graph of jobs: finished ones are never repeated, a failed one blocks only those that need it."""
+"""Running a graph of jobs, on this machine or on a Ray cluster.
+
+Finished jobs are never repeated, and a failed one blocks only those that need it.
+"""
 
 import contextlib
 import json
@@ -13,17 +16,19 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, TextIO
+from typing import Any, Literal, Protocol, TextIO
 
 import torch
 
-from menet.errors import ConfigurationError, MenetError
+from menet.errors import ConfigurationError, MenetError, require
 from menet.experiments.jobs import DONE, Job, Workspace
 from menet.files import write_atomically
 
 LOG, DESCRIPTION = "log.txt", "job.json"
 RETRIES = 2
 """How often a job is retried if its process died; a job that raised an error is not retried."""
+GPU_KINDS = ("train", "evaluate", "certify")
+"""Kinds of jobs that run a network."""
 
 Status = Literal["kept", "done", "failed", "blocked"]
 
@@ -205,6 +210,73 @@ def _leave_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+@dataclass(frozen=True)
+class Ray:
+    """The Ray cluster at `address`, or a local one of `cpus` CPUs; a job is a task that waits for its needs.
+
+    All its machines must see the workspace's folders, or share its store.
+    """
+
+    address: str | None = None
+    cpus: int | None = None
+    gpu: bool = False
+    """Whether each job that runs a network requests a GPU."""
+    retries: int = 3
+
+    def __call__(self, jobs: Sequence[Job], workspace: Workspace, on_outcome: Callback) -> dict[str, JobOutcome]:
+        ray = require("ray", extra="ray")
+        own = not ray.is_initialized()
+        if own:
+            ray.init(address=self.address, num_cpus=self.cpus, log_to_driver=False, include_dashboard=False)
+        try:
+            return self._run(ray, jobs, workspace, on_outcome)
+        finally:
+            if own:
+                ray.shutdown()
+
+    def _run(
+        self, ray: Any, jobs: Sequence[Job], workspace: Workspace, on_outcome: Callback
+    ) -> dict[str, JobOutcome]:
+        task = ray.remote(after)
+        references: dict[str, Any] = {}
+        for job in jobs:
+            options = task.options(
+                name=f"{job.kind} {job.key[:8]}",
+                num_cpus=workspace.threads,
+                num_gpus=1 if self.gpu and job.kind in GPU_KINDS else 0,
+                max_retries=self.retries,
+            )
+            references[job.key] = options.remote(job, workspace, *(references[need.key] for need in job.needs))
+        by_reference = {reference: job for job, reference in zip(jobs, references.values(), strict=True)}
+        outcomes: dict[str, JobOutcome] = {}
+        waiting = list(by_reference)
+        while waiting:
+            (ready, *_), waiting = ray.wait(waiting, num_returns=1)
+            job = by_reference[ready]
+            try:
+                outcome = ray.get(ready)
+            except ray.exceptions.RayError as error:
+                outcome = _lost(job, workspace, error, outcomes)
+            outcomes[job.key] = outcome
+            on_outcome(outcome)
+        return outcomes
+
+
+def after(job: Job, workspace: Workspace, *needs: JobOutcome) -> JobOutcome:
+    """Run a job after those it needs, unless one of them failed."""
+    failed = next((one for one in needs if not one.succeeded), None)
+    return execute(job, workspace) if failed is None else blocked(job, failed)
+
+
+def _lost(job: Job, workspace: Workspace, error: Exception, outcomes: dict[str, JobOutcome]) -> JobOutcome:
+    """The outcome of a task that returned none: its worker died too often, or that of a job it needs did."""
+    failed = next((one for need in job.needs if (one := outcomes.get(need.key)) and not one.succeeded), None)
+    if failed is not None:
+        return blocked(job, failed)
+    words = " ".join(f"{type(error).__name__}: {error}".split())[-300:]
+    return JobOutcome(job.key, job.title(), "failed", message=words, log=workspace.folder(job) / LOG)
 
 
 @contextlib.contextmanager

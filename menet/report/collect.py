@@ -82,9 +82,9 @@ def collect(
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise RecordError(f"expected a folder of records, got {folder}, which is not a folder")
+        raise RecordError(f"expected a folder of records, got {folder}; there is no such folder")
     if notes is not None and not Path(notes).is_file():
-        raise RecordError(f"expected a file of notes, got {notes}, which is not a file")
+        raise RecordError(f"expected a file of notes, got {notes}; there is no such file")
     told = read_notes(folder / NOTES if notes is None else Path(notes))
     found = {path.parent for path in folder.rglob("*.rank*.jsonl") if path.stat().st_size}
     found |= {path.parent for path in folder.rglob("audit.json")}
@@ -102,6 +102,15 @@ def collect(
     subjects.sort(key=lambda one: order.index(one.name) if one.name in order else len(order))
     picture = folder / RECONSTRUCTION
     return Collection(folder, tuple(subjects), told, picture.read_bytes() if picture.is_file() else None)
+
+
+def evaluations_of(folder: Path) -> dict[str, Records]:
+    """The records of a model by attack, in its run folder or in the folder that has them."""
+    for place in (folder, *(folder / name for name in KEPT_APART)):
+        if any(place.glob("*.rank*.jsonl")):
+            found = read_folder(place)
+            return {label: records for label, records in found.items() if label != CERTIFICATE}
+    raise RecordError(f"expected a run or a folder of records, got {folder}, which has none; run menet evaluate")
 
 
 def read_notes(path: Path) -> Notes:

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from menet.attacks import TITLES
-from menet.evaluation.accuracy import Accuracy, accuracy, vote_rank
+from menet.evaluation.accuracy import Accuracy, accuracy, clopper_pearson, vote_rank
 from menet.evaluation.certify import certified_accuracies
-from menet.evaluation.intervals import clopper_pearson
 from menet.evaluation.records import Records
 from menet.report.collect import Subject
 

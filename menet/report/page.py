@@ -11,7 +11,7 @@ from typing import Any
 from menet.errors import ConfigurationError, require
 from menet.files import write_atomically
 from menet.progress import format_duration
-from menet.report import curves, embedding, figures, tables
+from menet.report import curves, figures, tables
 from menet.report.collect import Collection, Subject
 from menet.report.figures import Figure, styled
 from menet.report.narrative import (
@@ -175,11 +175,11 @@ def _features(collection: Collection) -> Section | None:
     ]
     pictures = []
     try:
-        pictures.append(Picture("t-sne", "t-SNE of the features, colored by true class", embedding.t_sne(named)))
+        pictures.append(Picture("t-sne", "t-SNE of the features, colored by true class", figures.t_sne(named)))
     except ConfigurationError as error:
         paragraphs.append(f"Without t-SNE: {error}.")
     caption = "Distances within and between classes (empirical CDFs)"
-    pictures.append(Picture("distances", caption, embedding.distances(named)))
+    pictures.append(Picture("distances", caption, figures.distances(named)))
     return Section("features", "How the networks separate classes", tuple(paragraphs), (), tuple(pictures))
 
 
@@ -311,6 +311,17 @@ def write_markdown(report: Report, file: Path) -> list[Path]:
             lines += [f"![{picture.caption}]({figures.name}/{target.name})", "", f"*{picture.caption}*", ""]
     write_atomically(file, "\n".join(lines).rstrip() + "\n")
     return [file, *written]
+
+
+def write_tables(report: Report, file: Path, kind: str) -> list[Path]:
+    """Write every table of a report as csv, json or latex, in a folder named after `file`."""
+    folder, ending = file.parent / f"{file.stem}-tables", {"latex": "tex"}.get(kind, kind)
+    named = [
+        (f"{section.anchor}{f'-{number}' if number else ''}", table)
+        for section in report.sections
+        for number, table in enumerate(section.tables)
+    ]
+    return [table.written(folder / f"{name}.{ending}") for name, table in named]
 
 
 def _markdown(section: Section) -> list[str]:

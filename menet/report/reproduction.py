@@ -9,9 +9,9 @@ from menet.errors import RecordError
 from menet.evaluation import read_folder
 from menet.evaluation.snapshots import FEATURES_SUFFIX, Features, load_features, unpack
 from menet.experiments.jobs import Workspace
-from menet.experiments.results import load_summary
+from menet.experiments.plan import load_summary
 from menet.files import write_atomically
-from menet.report import embedding
+from menet.report import figures
 from menet.report.figures import (
     FAINT,
     Figure,
@@ -254,12 +254,12 @@ def reconstructions(summary: dict[str, Any], root: Path) -> Figure:
 
 def plane(summary: dict[str, Any], root: Path) -> Figure:
     """t-SNE of the features before the last layer."""
-    return embedding.t_sne(_vectors(summary, root))
+    return figures.t_sne(_vectors(summary, root))
 
 
 def distances(summary: dict[str, Any], root: Path) -> Figure:
     """Empirical CDFs of distances within and between classes."""
-    return embedding.distances(_vectors(summary, root))
+    return figures.distances(_vectors(summary, root))
 
 
 def pictures(summary: dict[str, Any], root: Path) -> Figure:

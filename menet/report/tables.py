@@ -1,17 +1,23 @@
-"""Tables as plain values: computed from records once, shown in a terminal, in HTML or in Markdown."""
+"""Tables as plain values: computed from records once, shown in a terminal or in HTML, or written as text."""
 
+import csv
+import io
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from menet.evaluation.accuracy import CRITERIA, Accuracy, Criterion, accuracies, accuracy, compare
+from menet.errors import ConfigurationError
+from menet.evaluation.accuracy import CRITERIA, Accuracy, Criterion, accuracies, accuracy, compare, incomparable
 from menet.evaluation.certify import certified_accuracies
 from menet.evaluation.records import Records
+from menet.files import write_atomically
 from menet.report.collect import Collection, PaperNumber, Subject
 from menet.report.narrative import attack_words, common_threat, interval, is_at, percent, signed, threat_words
 
@@ -48,6 +54,63 @@ class Table:
         for row in self.rows:
             lines.append("| " + " | ".join(_markdown(_joined(cell)) for cell in row) + " |")
         return "\n".join(lines)
+
+    def csv(self) -> str:
+        """The table as CSV; the notes of a column, such as intervals, are a column of their own after it."""
+        noted = [any(row[place].note for row in self.rows) for place in range(len(self.columns))]
+        target = io.StringIO()
+        writer = csv.writer(target, lineterminator="\n")
+        for cells in ([Cell(name, f"{name} (note)") for name in self.columns], *self.rows):
+            writer.writerow(
+                [
+                    text
+                    for cell, note in zip(cells, noted, strict=True)
+                    for text in (cell.text, cell.note)[: 1 + note]
+                ]
+            )
+        return target.getvalue()
+
+    def json(self) -> str:
+        """The table as JSON: rows of objects by column, each with its text and, if any, its note."""
+        rows = [
+            {
+                name: {"text": cell.text, **({"note": cell.note} if cell.note else {})}
+                for name, cell in zip(self.columns, row, strict=True)
+            }
+            for row in self.rows
+        ]
+        content = {"title": self.title, "columns": self.columns, "rows": rows, "explanation": self.explanation}
+        return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+
+    def latex(self) -> str:
+        """The table as LaTeX, for the package booktabs; a note follows its cell in small letters."""
+        numbers = [bool(self.rows) and self.rows[0][place].number for place in range(len(self.columns))]
+        lines = [
+            rf"\begin{{tabular}}{{{''.join('r' if number else 'l' for number in numbers)}}}",
+            r"\toprule",
+            " & ".join(map(_latex, self.columns)) + r" \\",
+            r"\midrule",
+        ]
+        for row in self.rows:
+            cells = (
+                _latex(cell.text) + (rf" {{\scriptsize ({_latex(cell.note)})}}" if cell.note else "")
+                for cell in row
+            )
+            lines.append(" & ".join(cells) + r" \\")
+        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+
+    def written(self, file: Path) -> Path:
+        """Write the table to a file in the format of its name: .csv, .json, .tex or .md."""
+        formats = {
+            ".csv": self.csv,
+            ".json": self.json,
+            ".tex": self.latex,
+            ".md": lambda: self.markdown() + "\n",
+        }
+        if file.suffix not in formats:
+            raise ConfigurationError(f"expected a file name with {', '.join(formats)}, got {str(file)!r}")
+        write_atomically(file, formats[file.suffix]())
+        return file
 
     def rich(self, *, lines: bool = True) -> RichTable:
         """The table for a terminal, with or without lines around cells."""
@@ -197,16 +260,16 @@ def comparisons(collection: Collection, criterion: Criterion = "vote") -> Table:
         reference = common_threat(subjects)
         note = (
             f" Of {len(subjects)} models, only pairs that include an undefended one are shown, under the most "
-            "common threat model; menet evaluate --against compares any two."
+            "common threat model; menet compare compares any two."
         )
     rows = [
         row
         for first, second in pairs
         for label, one in first.evaluations.items()
-        if (other := second.evaluations.get(label)) and _comparable(one, other) and is_at(one, reference)
+        if (other := second.evaluations.get(label)) and incomparable(one, other) is None and is_at(one, reference)
         for row in [_compared(first.name, one, second.name, other, criterion)]
     ]
-    return _comparison_table(rows, note)
+    return _comparison_table(rows, criterion, note)
 
 
 def comparison(first: Subject, second: Subject, labels: Iterable[str], criterion: Criterion = "vote") -> Table:
@@ -215,17 +278,18 @@ def comparison(first: Subject, second: Subject, labels: Iterable[str], criterion
         [
             _compared(first.name, first.evaluations[label], second.name, second.evaluations[label], criterion)
             for label in labels
-        ]
+        ],
+        criterion,
     )
 
 
-def _comparison_table(rows: Sequence[tuple[Cell, ...]], note: str = "") -> Table:
+def _comparison_table(rows: Sequence[tuple[Cell, ...]], criterion: Criterion, note: str = "") -> Table:
     return Table(
         "Models compared on the same examples",
         ("models", "attack", "difference", "only one correct", "McNemar p"),
         tuple(rows),
-        "By majority vote. A small p-value means that models of equal accuracy would rarely differ this much."
-        + note,
+        f"Correct by: {CRITERIA[criterion]}. A small p-value means that models of equal accuracy would rarely "
+        f"differ this much.{note}",
     )
 
 
@@ -263,14 +327,6 @@ def _claim(paper: Sequence[PaperNumber], subject: Subject, attack: str) -> Paper
     return next((one for one in paper if one.model == subject.name and one.attack == attack), None)
 
 
-def _comparable(first: Records, second: Records) -> bool:
-    same = all(
-        first.evaluation["dataset"][name] == second.evaluation["dataset"][name] for name in ("name", "split")
-    )
-    shared = {row["index"] for row in first.rows} & {row["index"] for row in second.rows}
-    return same and bool(shared)
-
-
 def _chance(p: float) -> str:
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
@@ -288,6 +344,20 @@ def _markdown(text: str) -> str:
     for character in "\\|*_<`[":
         text = text.replace(character, "\\" + character)
     return " ".join(text.split())
+
+
+def _latex(text: str) -> str:
+    escaped = "".join(
+        {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}.get(
+            character, f"\\{character}" if character in "&%$#_{}" else character
+        )
+        for character in text
+    )
+    symbols = {"ε": r"$\varepsilon$", "ℓ∞": r"$\ell_\infty$", "ℓ2": r"$\ell_2$", "ℓ0": r"$\ell_0$", "≤": r"$\le$"}
+    symbols |= {"→": r"$\to$", "−": "$-$", "–": "--", "κ": r"$\kappa$", "×": r"$\times$"}
+    for symbol, command in symbols.items():
+        escaped = escaped.replace(symbol, command)
+    return escaped
 
 
 def _styled(cell: Cell) -> str:

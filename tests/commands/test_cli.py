@@ -1,18 +1,23 @@
 """The command line itself: quick help, choices that match the registries, interrupts and helpful errors."""
 
 import contextlib
+import importlib
+import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
 import pytest
 import torch
+from PIL import Image
 
 from menet import cli
 from menet.cli import COMMANDS, main
-from menet.commands import choices
+from menet.commands import options
 from menet.errors import ConfigurationError
 
 HEAVY = ("torch", "numpy", "scipy", "matplotlib", "sklearn", "foolbox")
@@ -48,17 +53,17 @@ def test_choices_match_the_registries() -> None:
     from menet.preprocessed import Preprocessed
     from menet.training import config, recipes
 
-    assert set(choices.ATTACKS) == set(registry.NAMES)
-    assert set(choices.DATASETS) == set(data.NAMES)
-    assert set(choices.MODELS) == set(NETWORKS)
-    assert set(choices.ESTIMATORS) == set(ESTIMATORS)
-    assert set(choices.BASELINES) == Preprocessed.kinds.keys() - {"me-net"}
-    assert get_args(choices.Norm) == get_args(threat.Norm)
-    assert get_args(choices.Objective) == get_args(config.Objective)
-    assert get_args(choices.Optimizer) == get_args(config.Optimizer)
-    assert get_args(choices.Schedule) == get_args(config.Schedule)
-    assert get_args(choices.Precision) == get_args(config.Precision)
-    assert get_args(choices.Recipe) == get_args(recipes.Kind)
+    assert set(options.ATTACKS) == set(registry.NAMES)
+    assert set(options.DATASETS) == set(data.NAMES)
+    assert set(options.MODELS) == set(NETWORKS)
+    assert set(options.ESTIMATORS) == set(ESTIMATORS)
+    assert set(options.BASELINES) == Preprocessed.kinds.keys() - {"me-net"}
+    assert get_args(options.Norm) == get_args(threat.Norm)
+    assert get_args(options.Objective) == get_args(config.Objective)
+    assert get_args(options.Optimizer) == get_args(config.Optimizer)
+    assert get_args(options.Schedule) == get_args(config.Schedule)
+    assert get_args(options.Precision) == get_args(config.Precision)
+    assert get_args(options.Recipe) == get_args(recipes.Kind)
 
 
 def test_the_overview_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,6 +140,26 @@ def test_errors_say_what_may_be_meant(
     assert len(error.strip().splitlines()) == 1
 
 
+def test_a_folder_is_remembered_with_its_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from menet.commands.train import Train
+
+    monkeypatch.chdir(tmp_path)
+    assert Train("folder:photos@64").config().dataset == f"folder:{tmp_path}/photos@64"
+
+
+def test_the_split_of_a_folder_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for name in ("cat", "dog"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(20):
+            Image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / "photos" / name / f"{number}.png")
+    dataset = options.dataset_of("photos", "", "test")
+    assert f"photos: {len(dataset)} test images of 40 (split by a hash" in capsys.readouterr().out
+
+
 def test_one_probability_is_enough() -> None:
     from menet.commands.train import Train
 
@@ -182,6 +207,123 @@ def test_an_interrupt_that_a_library_swallowed_is_still_one(
     monkeypatch.setattr("menet.commands.train.Train.__call__", lambda self: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         main(["train", "digits"])
+
+
+def train_does(monkeypatch: pytest.MonkeyPatch, work: Callable[[], None]) -> None:
+    """Let `menet train` do `work`, and repeat interrupts quickly."""
+    monkeypatch.setattr("menet.commands.train.Train.__call__", lambda self: work())
+    monkeypatch.setattr("menet.cli.SECONDS_BETWEEN_INTERRUPTS", 0.01)
+
+
+def test_an_interrupt_that_was_swallowed_is_raised_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def work() -> None:
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        for _ in range(6000):
+            time.sleep(0.01)
+
+    train_does(monkeypatch, work)
+    assert main(["train", "digits"]) == 130
+
+
+def test_cleaning_up_after_an_interrupt_is_not_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = []
+
+    def work() -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        finally:
+            for step in range(10):
+                with contextlib.suppress(ValueError):
+                    time.sleep(0.01)
+                    steps.append(step)
+                    raise ValueError
+
+    train_does(monkeypatch, work)
+    assert main(["train", "digits"]) == 130
+    assert steps == list(range(10))
+
+
+@pytest.mark.parametrize(("signals", "completed"), [(1, True), (2, False)])
+def test_an_interrupt_waits_for_the_end_of_an_import_once(
+    signals: int, completed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = ["import signal", *["signal.raise_signal(signal.SIGINT)"] * signals, "COMPLETED = True"]
+    (tmp_path / "interrupted_module.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(tmp_path)
+    found = []
+
+    def work() -> None:
+        module = importlib.import_module("interrupted_module")
+        found.append(module.COMPLETED)
+        time.sleep(60)
+
+    train_does(monkeypatch, work)
+    assert main(["train", "digits"]) == 130
+    assert found == [True] * completed
+    sys.modules.pop("interrupted_module", None)
+
+
+def test_an_interrupt_after_the_end_does_not_kill() -> None:
+    # Python gives SIGINT its default effect, death, before it deletes the globals of modules.
+    code = """
+import os, signal
+from menet import cli
+
+class Late:
+    def __del__(self, kill=os.kill, process=os.getpid(), number=signal.SIGINT):
+        kill(process, number)
+
+late = Late()
+cli.main = lambda: 3
+cli.run()
+"""
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["tyro", "numpy", "menet.training.loop"])
+def test_a_signal_during_an_import_is_one_line(module: str, tmp_path: Path) -> None:
+    # Python tells of each import when it ends, so the signal comes at the same place on any machine.
+    options = ["train", "digits", "--epochs", "500", "--out", str(tmp_path / "run")]
+    command = [sys.executable, "-X", "importtime", "-m", "menet.cli", *options]
+    told = []
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if not line.startswith("import time:"):
+                told.append(line)
+            elif line.rpartition("|")[2].strip() == module:
+                os.kill(process.pid, signal.SIGINT)
+    assert process.returncode == 130, told
+    assert "Traceback" not in "".join(told)
+    assert told[-1].strip().endswith("rerun the same command to resume")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", ["config.json", "last.safetensors"])
+def test_a_signal_during_training_is_one_line(file: str, tmp_path: Path) -> None:
+    options = [
+        "train",
+        "digits",
+        "--model",
+        "small",
+        "--limit",
+        "200",
+        "--epochs",
+        "100000",
+        "--out",
+        str(tmp_path),
+    ]
+    command = [sys.executable, "-m", "menet.cli", *options]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
+        while not (tmp_path / file).exists() and process.poll() is None:
+            time.sleep(0.01)
+        os.kill(process.pid, signal.SIGINT)
+        told = process.communicate(timeout=240)[1]
+    assert process.returncode == 130, told
+    assert "Traceback" not in told
+    assert told.strip().splitlines()[-1].endswith("rerun the same command to resume")
 
 
 def test_a_missing_package_names_the_extra() -> None:

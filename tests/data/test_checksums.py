@@ -9,8 +9,8 @@ from pathlib import Path
 import made_files
 import pytest
 
-from menet.data import DataWarning, catalog, checksums, load
-from menet.data.checksums import RECORD, Checksums, Published, content_md5
+from menet.data import DataWarning, catalog, load
+from menet.data.published import RECORD, Checksums, Published, content_md5
 
 
 @pytest.fixture
@@ -71,7 +71,9 @@ def test_one_changed_pixel_is_said_once(published: Path) -> None:
 def test_the_answer_is_remembered_until_a_file_changes(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert notices(published.parent) == []
     read = []
-    monkeypatch.setattr(checksums, "content_md5", lambda path: read.append(path.name) or content_md5(path))
+    monkeypatch.setattr(
+        "menet.data.published.content_md5", lambda path: read.append(path.name) or content_md5(path)
+    )
     assert notices(published.parent) == []
     assert read == []
     path = published / "t10k-labels-idx1-ubyte.gz"

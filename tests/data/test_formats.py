@@ -17,7 +17,7 @@ from PIL import Image
 from scipy.io import loadmat, savemat
 
 from menet.data import cifar10, mnist, svhn, tiny_imagenet
-from menet.data.image_files import ImageFiles
+from menet.data.folder import ImageFiles
 from menet.data.mnist import read_idx
 from menet.data.svhn import read_mat
 from menet.errors import DataError

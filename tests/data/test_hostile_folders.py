@@ -9,7 +9,7 @@ from PIL import Image
 
 from menet.data import folder, install, load, tiny_imagenet
 from menet.data.catalog import SOURCES
-from menet.data.image_files import image_size
+from menet.data.folder import image_size
 from menet.errors import DataError
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore::menet.data.DataWarning")]

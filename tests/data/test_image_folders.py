@@ -10,8 +10,9 @@ import torch
 from PIL import Image, ImageOps
 
 from menet.data import DataWarning, load, tiny_imagenet
-from menet.data.dataset import order_of
-from menet.data.image_files import ImageFiles
+from menet.data.catalog import absolute
+from menet.data.dataset import order_of, warn_once
+from menet.data.folder import ImageFiles
 from menet.errors import ConfigurationError, DataError
 
 pytestmark = pytest.mark.filterwarnings("ignore::menet.data.DataWarning")
@@ -68,7 +69,7 @@ def test_all_unreadable_files_are_listed_at_once(flat: Path) -> None:
     for number, path in enumerate(broken):
         path.write_bytes(path.read_bytes()[: (0, 60, 100)[number % 3]])
     for name in (f"folder:{flat}", f"folder:{flat}@16"):
-        with pytest.raises(DataError, match=r"^13 images cannot be read.*; and 3 more$") as caught:
+        with pytest.raises(DataError, match=r"^13 images cannot be read.*; and 3 more; or leave out") as caught:
             load(name, "test")
         assert sum(str(path) in str(caught.value) for path in broken) == 10
     for path in broken[:-2]:
@@ -76,6 +77,41 @@ def test_all_unreadable_files_are_listed_at_once(flat: Path) -> None:
     with pytest.raises(DataError, match=r"^2 images cannot be read") as caught:
         load(f"folder:{flat}")
     assert all(str(path) in str(caught.value) for path in broken[-2:])
+
+
+def test_unreadable_files_are_skipped_on_request_and_named(flat: Path) -> None:
+    broken = sorted((flat / "a").iterdir())[:3]
+    for path in broken:
+        path.write_bytes(path.read_bytes()[:60])
+    with pytest.raises(DataError) as caught:
+        load(f"folder:{flat}", "test")
+    remedy = str(caught.value).rpartition(" ")[2]
+    assert remedy == f"folder:{flat},skip-unreadable"
+    for again in range(2):
+        warn_once.cache_clear()
+        with pytest.warns(DataWarning, match=r"skipped 3 of 120 images in .*: a/0\.png, ") as told:
+            splits = [load(remedy, split) for split in ("train", "test")]
+        assert len(told) == 1, again
+        assert [split.total for split in splits] == [117, 117]
+        assert sum(map(len, splits)) == 117
+    assert load(f"folder:{flat}@4,skip-unreadable", "test").images.shape[1:] == (3, 4, 4)
+    assert len(load(f"folder:{flat}", "test", skip_unreadable=True)) == len(splits[1])
+    broken[0].unlink()
+    warn_once.cache_clear()
+    with pytest.warns(DataWarning, match="skipped 2 of 119 images"):
+        load(remedy, "test")
+    with pytest.raises(ConfigurationError, match="only folder:PATH takes them"):
+        load("digits", skip_unreadable=True)
+
+
+def test_a_name_holds_in_another_working_directory(flat: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(flat.parent)
+    for ending in ("", "@4", ",skip-unreadable", "@4,skip-unreadable"):
+        assert absolute(f"folder:images{ending}") == f"folder:{flat}{ending}"
+    assert absolute("folder@64") == "folder@64"
+    assert absolute("mnist") == "mnist"
+    (flat.parent / "odd@64").mkdir()
+    assert absolute("folder:odd@64") == f"folder:{flat.parent}/odd@64"
 
 
 def test_different_sizes_need_a_side_and_name_two_files(tmp_path: Path) -> None:

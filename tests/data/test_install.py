@@ -16,7 +16,7 @@ from local_server import Server
 from menet.cli import main
 from menet.data import catalog, load
 from menet.data.catalog import Archive
-from menet.data.checksums import content_md5
+from menet.data.published import content_md5
 
 pytestmark = pytest.mark.filterwarnings("ignore::menet.data.DataWarning")
 

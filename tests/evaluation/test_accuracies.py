@@ -121,13 +121,59 @@ def test_comparisons_that_would_mislead_are_refused(records):
     with pytest.raises(ConfigurationError, match="expected"):
         compare(records, records, criterion="expected")
     relabeled = Records(HEADER, tuple({**row, "label": (row["label"] + 1) % 10} for row in records.rows))
-    with pytest.raises(RecordError, match=r"expected equal labels.*example 0"):
+    with pytest.raises(RecordError, match=r"expected one label of example 0"):
         compare(records, relabeled)
     other = Records({"evaluation": {**HEADER["evaluation"], "dataset": {"name": "mnist", "split": "test"}}}, ())
-    with pytest.raises(RecordError, match="records of one dataset"):
+    with pytest.raises(RecordError, match="expected one dataset, got 'digits' and 'mnist'"):
         compare(records, other)
     with pytest.raises(RecordError, match="examples in common"):
         compare(records, Records(HEADER, ()))
+
+
+def described(records: Records, image: str = "", **changes: object) -> Records:
+    """The records with another description of their evaluation, and another digest of each image."""
+    evaluation = {
+        **HEADER["evaluation"],
+        "attack": {"kind": "PGD", "steps": 20, "eot": 10, "keep": "last", "loss": {"kind": "DLR"}},
+        "threat": {"norm": "linf", "epsilon": 0.1},
+        "gradient": "bpda",
+        **changes,
+    }
+    return Records(
+        {"evaluation": evaluation}, tuple({**row, "image": f"{image}{row['index']}"} for row in records.rows)
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"threat": {"norm": "linf", "epsilon": 0.2}}, "one threat model epsilon, got 0.1 and 0.2"),
+        ({"attack": {"kind": "PGD", "steps": 40}}, "one attack steps, got 20 and 40"),
+        ({"attack": {"kind": "PGD", "steps": 20, "loss": {"kind": "Margin"}}}, "one attack loss kind"),
+        ({"gradient": "exact"}, "one gradient, got 'bpda' and 'exact'"),
+        ({"scoring": {"draws": 9, "restart_draws": 2}}, "one number of scoring draws, got 7 and 9"),
+        ({"image": "another "}, "one image of example 0"),
+    ],
+)  # fmt: skip
+def test_what_differs_is_named(records, changes, words):
+    with pytest.raises(RecordError, match=words):
+        compare(described(records), described(records, **changes))
+
+
+def test_classes_that_differ_are_named(records):
+    first, second = (
+        described(records, dataset={**HEADER["evaluation"]["dataset"], "class_names": names})
+        for names in (["cat", "dog", "owl"], ["cat", "owl"])
+    )
+    with pytest.raises(RecordError, match="expected one list of classes, got dog and none of these"):
+        compare(first, second)
+
+
+def test_what_follows_the_model_may_differ(records):
+    """A deterministic model is scored on one draw and attacked without EOT, with no preprocessing to pass."""
+    attack = {"kind": "PGD", "steps": 20, "eot": 1, "keep": "best", "loss": {"kind": "DLR"}}
+    alone = described(records, attack=attack, scoring={"draws": 1, "restart_draws": 2}, gradient=None)
+    assert compare(described(records), alone).examples == 40
 
 
 def test_a_tie_for_the_first_place_is_not_correct_unless_predicted():

@@ -14,8 +14,8 @@ from menet.defense import MENet
 from menet.errors import ConfigurationError
 from menet.estimators import USVT, MaskOnly, NuclearNorm, SoftImpute, TubalNuclearNorm
 from menet.evaluation import CertificateSettings, Worker, certified_accuracies, certified_radius, certify
+from menet.evaluation.accuracy import lower_bound
 from menet.evaluation.certify import certificates, observation
-from menet.evaluation.intervals import lower_bound
 from menet.evaluation.records import read, shards
 
 ESTIMATORS = [USVT(), SoftImpute(), NuclearNorm(), MaskOnly(), TubalNuclearNorm()]

@@ -85,6 +85,65 @@ def test_two_models_are_compared(run, tmp_path, digits, capsys):
     assert "McNemar p" in capsys.readouterr().out
 
 
+def test_models_under_different_budgets_are_not_compared(run, tmp_path, digits, capsys):
+    (tmp_path / "other").mkdir()
+    other = make_run(tmp_path / "other", digits, seed=1)
+    assert evaluate(other, "--epsilon", "0.1") == 0
+    assert evaluate(run, "--against", str(other / "evaluation")) == 2
+    assert "expected one threat model epsilon, got 0.3 and 0.1" in capsys.readouterr().err
+
+
+def test_compare_takes_two_runs_and_leaves_out_what_is_not_comparable(run, tmp_path, digits, capsys):
+    (tmp_path / "other").mkdir()
+    other = make_run(tmp_path / "other", digits, seed=1)
+    few = ("--stop", "4", "--draws", "2")
+    for folder, epsilon in ((run, "0.1"), (other, "0.2")):
+        assert cli.main(["evaluate", str(folder), "--attacks", "fgsm", *few]) == 0
+        assert (
+            cli.main(["evaluate", str(folder), "--attacks", "fgsm:draws=fixed:2", "--epsilon", epsilon, *few])
+            == 0
+        )
+    capsys.readouterr()
+    table = tmp_path / "table.csv"
+    assert cli.main(["compare", str(run), str(other / "evaluation"), "--out", str(table)]) == 0
+    told = capsys.readouterr().out
+    assert "McNemar p" in told
+    assert "left out: fgsm:draws=fixed:2: expected one threat model epsilon, got 0.1 and 0.2" in told
+    assert len(table.read_text().splitlines()) == 2
+    assert cli.main(["compare", str(run), str(tmp_path)]) == 2
+    assert "run menet evaluate" in capsys.readouterr().err
+
+
+def test_several_budgets_in_one_call(run):
+    attacks = ("--attacks", "fgsm", "pgd:steps=2", "pgd:steps=2,epsilon=0.2", "--epsilon", "0.1", "8/255")
+    assert cli.main(["evaluate", str(run), "--stop", "4", "--draws", "2", *attacks]) == 0
+    found = {name: one.evaluation["threat"]["epsilon"] for name, one in read_folder(run / "evaluation").items()}
+    assert found == {
+        "fgsm:epsilon=0.1": 0.1,
+        "fgsm:epsilon=8/255": 8 / 255,
+        "pgd:steps=2,epsilon=0.1": 0.1,
+        "pgd:steps=2,epsilon=8/255": 8 / 255,
+        "pgd:steps=2,epsilon=0.2": 0.2,
+    }
+
+
+def test_a_larger_stop_extends_and_another_budget_names_the_remedy(run, capsys):
+    def call(*words: str) -> int:
+        return cli.main(["evaluate", str(run), "--attacks", "fgsm", "--draws", "2", *words])
+
+    assert call("--stop", "3") == 0
+    before = read_folder(run / "evaluation")["fgsm"]
+    assert call("--stop", "8") == 0
+    after = read_folder(run / "evaluation")["fgsm"]
+    assert [row["index"] for row in after.rows] == list(range(8))
+    assert after.rows[:3] == before.rows
+    assert (after.evaluation["stop"], after.evaluation["batch_size"], after.missing) == (8, 3, ())
+    assert call("--stop", "5") == 2
+    assert "a larger stop extends it" in capsys.readouterr().err
+    assert call("--stop", "8", "--epsilon", "0.1") == 2
+    assert "write one in the attack (pgd:epsilon=…)" in capsys.readouterr().err
+
+
 def test_certify_prints_radii(run, capsys):
     few = ("--stop", "6", "--selection", "5", "--estimation", "40", "--p", "0.1")
     assert cli.main(["certify", str(run), *few]) == 0

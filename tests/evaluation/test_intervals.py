@@ -10,7 +10,7 @@ from scipy.stats import binomtest
 
 from menet.errors import ConfigurationError
 from menet.evaluation import bounded_mean, clopper_pearson, mcnemar
-from menet.evaluation.intervals import lower_bound, upper_bound
+from menet.evaluation.accuracy import lower_bound, upper_bound
 
 counts = st.integers(1, 3000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
 

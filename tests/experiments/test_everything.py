@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from menet.experiments import EXPERIMENTS, experiment, results
+from menet.experiments import EXPERIMENTS, experiment, plan
 from menet.experiments.jobs import Evaluate, Job, Prepare, Train, Workspace
 from menet.experiments.plan import Table, graph
 from menet.experiments.runner import Local
@@ -71,10 +71,10 @@ def test_every_table_and_figure_is_made_and_kept(tmp_path: Path) -> None:
         one for one in outcomes.values() if one.status != "done"
     ]
     for one in experiments:
-        summary = results.summarize(one, SPECK, workspace, outcomes)
+        summary = plan.summarize(one, SPECK, workspace, outcomes)
         if isinstance(one, Table):
             assert all(cell["value"] is not None for cell in summary["cells"]), one.name
-        results.save_summary(summary, workspace)
+        plan.save_summary(summary, workspace)
     markdown, site = publish(tmp_path, tuple(EXPERIMENTS))
     text = markdown.read_text("utf-8")
     assert all(one.title in text for one in experiments)

@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 
 from menet.errors import ConfigurationError
-from menet.experiments import EXPERIMENTS, claims, experiment, paper
+from menet.experiments import EXPERIMENTS, claims, experiment
 from menet.experiments.jobs import Evaluate, Train, transformed
 from menet.experiments.plan import Experiment, Table, graph
 from menet.experiments.scale import LAPTOP, PAPER, SCALES, SMOKE, Scale
+from menet.experiments.tables import LOW, black_box, gradient_attack, model, white_box
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +88,7 @@ def test_models_are_shared_between_tables() -> None:
 
 
 def test_a_changed_setting_changes_the_keys_of_what_depends_on_it_alone() -> None:
-    job = paper.black_box(paper.model("mnist", p=paper.LOW), "PGD 40")
+    job = black_box(model("mnist", p=LOW), "PGD 40")
 
     def longer(one: object) -> object:
         if isinstance(one, Train) and one.config.defense:
@@ -104,11 +105,11 @@ def test_a_changed_setting_changes_the_keys_of_what_depends_on_it_alone() -> Non
 
 
 def test_smaller_scales_keep_attacks_in_order_and_able_to_cross_the_epsilon_ball() -> None:
-    victim = paper.model("mnist", p=paper.LOW)
+    victim = model("mnist", p=LOW)
     for scale in (SMOKE, LAPTOP):
         sizes = []
         for steps in (7, 20, 40, 100, 1000):
-            settings = transformed(paper.white_box(victim, steps), scale).settings
+            settings = transformed(white_box(victim, steps), scale).settings
             sizes.append(settings["steps"])
             if settings["steps"] < steps:
                 assert settings["steps"] * settings["step_size"] >= 2 * settings["epsilon"]
@@ -119,4 +120,4 @@ def test_unknown_names_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="unknown experiment 'table99'; choose from figure1,"):
         experiment("table99")
     with pytest.raises(ConfigurationError, match="unknown column 'Fireworks'; choose from FGSM"):
-        paper.gradient_attack(paper.model("mnist"), "Fireworks")
+        gradient_attack(model("mnist"), "Fireworks")

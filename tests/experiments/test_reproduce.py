@@ -12,10 +12,22 @@ import pytest
 
 from menet import cli
 from menet.evaluation import CertificateSettings, accuracy
-from menet.experiments import claims, paper, results
+from menet.experiments import claims, tables
 from menet.experiments.jobs import Certify, Evaluate, Workspace
 from menet.experiments.measures import FeatureVectors, Ranks, Reconstructions
-from menet.experiments.plan import Cell, Experiment, Figure, Panel, Point, Table, graph
+from menet.experiments.plan import (
+    Cell,
+    Experiment,
+    Figure,
+    Panel,
+    Point,
+    Table,
+    graph,
+    load_summary,
+    save_summary,
+    summarize,
+    summary_path,
+)
 from menet.experiments.runner import JobOutcome, Local
 from menet.experiments.scale import SMOKE, Scale
 from menet.files import locked
@@ -33,28 +45,28 @@ TINY: Scale = replace(
     training=lambda config: replace(SMOKE.training(config), epochs=1, limit=40),
 )
 Made = tuple[Workspace, list[Experiment], dict[str, JobOutcome]]
-VICTIM = paper.model("cifar10", "me-net", "adversarial", paper.LOW, estimator="usvt")
-PURE = paper.model("cifar10", p=paper.HIGH, estimator="usvt")
+VICTIM = tables.model("cifar10", "me-net", "adversarial", tables.LOW, estimator="usvt")
+PURE = tables.model("cifar10", p=tables.HIGH, estimator="usvt")
 
 
 def small_table() -> Table:
     """Cells of every kind, some of them where the paper has a number."""
     row = "ME-Net - USVT · Prep. + Adv. train"
-    attacked = paper.white_box(VICTIM, 7)
+    attacked = tables.white_box(VICTIM, 7)
     cells = (
-        Cell(row, "Clean", paper.clean(VICTIM), clean=True),
+        Cell(row, "Clean", tables.clean(VICTIM), clean=True),
         Cell(row, "7", attacked),
         Cell(row, "vote", attacked, criterion="vote", ours=True),
         Cell(row, "top-5", attacked, top=5, ours=True),
-        Cell(row, "restarts", paper.white_box(VICTIM, 100, restarts=10), criterion="hard", ours=True),
+        Cell(row, "restarts", tables.white_box(VICTIM, 100, restarts=10), criterion="hard", ours=True),
         Cell(row, "certified", Certify(model=PURE, settings=CertificateSettings()), radius=0, ours=True),
     )
     return Table("table24", "Estimators", cells, "appendix me methods white", "A note.")
 
 
 def small_figures() -> list[Figure]:
-    kept = replace(paper.black_box(PURE, "PGD 40"), snapshots=10)
-    points = tuple(Point(steps, Cell("a", str(steps), paper.white_box(VICTIM, steps))) for steps in (7, 20))
+    kept = replace(tables.black_box(PURE, "PGD 40"), snapshots=10)
+    points = tuple(Point(steps, Cell("a", str(steps), tables.white_box(VICTIM, steps))) for steps in (7, 20))
     vectors = (Panel("ME-Net", sources=(("ME-Net", FeatureVectors(attacked=kept)),)),)
     images = Reconstructions(dataset="mnist", defense={**me_net("usvt"), "masks": 1}, probabilities=(0.3, 0.9))
     return [
@@ -73,7 +85,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     plans: list[Experiment] = [plan.at(TINY) for plan in (small_table(), *small_figures())]
     outcomes = Local()(graph(job for plan in plans for job in plan.jobs), workspace, lambda outcome: None)
     for plan in plans:
-        results.save_summary(results.summarize(plan, TINY, workspace, outcomes), workspace)
+        save_summary(summarize(plan, TINY, workspace, outcomes), workspace)
     return workspace, plans, outcomes
 
 
@@ -85,7 +97,7 @@ def test_a_summary_holds_the_claim_beside_what_the_rows_say(
     made: Made,
 ) -> None:
     workspace, plans, _ = made
-    summary = results.load_summary(workspace, "smoke", "table24")
+    summary = load_summary(workspace, "smoke", "table24")
     assert summary is not None
     cells = {cell["column"]: cell for cell in summary["cells"]}
     claim = claims.by_place()["appendix me methods white", "ME-Net - USVT · Prep. + Adv. train", "7"]
@@ -127,15 +139,15 @@ def test_a_second_run_repeats_nothing(made: Made) -> None:
     workspace, plans, _ = made
     outcomes = Local()(graph(job for plan in plans for job in plan.jobs), workspace, lambda outcome: None)
     assert {one.status for one in outcomes.values()} == {"kept"}
-    before = results.summary_path(workspace, "smoke", "table24").read_bytes()
-    results.save_summary(results.summarize(plans[0], TINY, workspace, outcomes), workspace)
-    assert results.summary_path(workspace, "smoke", "table24").read_bytes() == before
+    before = summary_path(workspace, "smoke", "table24").read_bytes()
+    save_summary(summarize(plans[0], TINY, workspace, outcomes), workspace)
+    assert summary_path(workspace, "smoke", "table24").read_bytes() == before
 
 
 @pytest.mark.slow
 def test_ray_makes_the_same_table_although_a_worker_is_killed(made: Made, tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="needs the extra: pip install 'menet[ray]'")
-    from menet.experiments.ray_engine import Ray
+    from menet.experiments.runner import Ray
 
     workspace, plans, _ = made
     killed: list[int] = []
@@ -154,7 +166,7 @@ def test_ray_makes_the_same_table_although_a_worker_is_killed(made: Made, tmp_pa
     assert killed
     assert {one.status for one in outcomes.values()} == {"done"}, outcomes
     alone, together = (
-        results.summarize(plans[0], TINY, where, {key: replace(one, seconds=0) for key, one in outcomes.items()})
+        summarize(plans[0], TINY, where, {key: replace(one, seconds=0) for key, one in outcomes.items()})
         for where in (workspace, spread)
     )
     assert together["cells"] == alone["cells"]
@@ -169,11 +181,11 @@ def _processes() -> Iterator[tuple[int, str]]:
 
 def test_what_is_missing_is_shown_as_missing(tmp_path: Path) -> None:
     table = small_table().at(TINY)
-    summary = results.summarize(table, TINY, Workspace(tmp_path), {})
+    summary = summarize(table, TINY, Workspace(tmp_path), {})
     shown = table_of(summary)
     assert [cell.text for cell in shown.rows[0][1:]] == ["–"] * 6
     failed = JobOutcome(table.cells[1].job.key, "it", "failed", message="out of memory")
-    summary = results.summarize(table, TINY, Workspace(tmp_path), {failed.key: failed})
+    summary = summarize(table, TINY, Workspace(tmp_path), {failed.key: failed})
     assert "out of memory" in json.dumps(summary)
     assert table_of(summary).rows[0][2].text == "failed"
 

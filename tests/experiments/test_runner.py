@@ -135,7 +135,7 @@ def test_ray_gives_what_one_process_gives_although_a_worker_dies(
     workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("ray", reason="needs the extra: pip install 'menet[ray]'")
-    from menet.experiments.ray_engine import Ray
+    from menet.experiments.runner import Ray
 
     # Ray's workers must find the class of these jobs.
     here = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))

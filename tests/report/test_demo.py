@@ -91,11 +91,11 @@ def test_settings_decide_the_folder():
 def test_surrogates_are_trained_independently_of_what_they_attack():
     by = {network.folder: network.config(FULL, 0) for network in FULL.networks}
     for name in ("vanilla", "me-net"):
-        first, second = by[name], by[f"{name}-copy"]
+        first, second = by[name], by[f"{name}-surrogate"]
         assert first.seed != second.seed
         assert dataclasses.replace(second, seed=first.seed) == first
     for network in FULL.networks:
-        assert all("-copy" in words for words in network.attacks if ",on=" in words)
+        assert all("-surrogate" in words for words in network.attacks if ",on=" in words)
 
 
 def test_every_configuration_is_accepted():

@@ -1,6 +1,8 @@
 """Tables, curves, words and pages show the numbers that stand in the records, and nothing else."""
 
+import csv
 import dataclasses
+import io
 import json
 import re
 
@@ -189,6 +191,45 @@ def test_markdown_holds_the_tables_and_writes_figures(report, tmp_path):
 def test_markdown_escapes_what_would_break_a_table():
     table = Table("t", ("a|b",), ((Cell("x|y\nz"),),))
     assert table.markdown().splitlines() == ["| a\\|b |", "|---|", "| x\\|y z |"]
+
+
+def test_tables_as_csv_json_and_latex(tmp_path):
+    row = (Cell("50% of A_B", "ℓ∞ ≤ 8/255"), Cell("91.0%", "85–95", number=True))
+    table = Table("T", ("model & p", "accuracy"), (row,), "Why.")
+    header, values = csv.reader(io.StringIO(table.csv()))
+    assert dict(zip(header, values, strict=True)) == {
+        "model & p": "50% of A_B",
+        "model & p (note)": "ℓ∞ ≤ 8/255",
+        "accuracy": "91.0%",
+        "accuracy (note)": "85–95",
+    }
+    assert json.loads(table.json())["rows"] == [
+        {"model & p": {"text": row[0].text, "note": row[0].note}, "accuracy": {"text": "91.0%", "note": "85–95"}}
+    ]
+    assert table.latex().splitlines() == [
+        r"\begin{tabular}{lr}",
+        r"\toprule",
+        r"model \& p & accuracy \\",
+        r"\midrule",
+        r"50\% of A\_B {\scriptsize ($\ell_\infty$ $\le$ 8/255)} & 91.0\% {\scriptsize (85--95)} \\",
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+    for name in ("t.csv", "t.json", "t.tex", "t.md"):
+        assert "91.0" in table.written(tmp_path / name).read_text()
+    with pytest.raises(ConfigurationError, match=r"expected a file name with \.csv"):
+        table.written(tmp_path / "t.xlsx")
+
+
+def test_command_writes_every_table(tmp_path, capsys):
+    folder = tmp_path / "records"
+    write(folder, evaluation("pgd", defense=True), right=20)
+    assert main(["report", str(folder), "--tables", "csv", "latex", "json"]) == 0
+    assert "latex: " in capsys.readouterr().out
+    written = {path.name for path in (folder / "report-tables").iterdir()}
+    assert {
+        f"{name}.{ending}" for name in ("accuracy", "numbers") for ending in ("csv", "tex", "json")
+    } <= written
 
 
 def test_command_writes_page_and_markdown(tmp_path, capsys):

@@ -1,18 +1,148 @@
-"""The tables, by dataset: each a function that returns it at the paper's scale. Here: what several of them share.
+"""The tables, by dataset: each a function that returns it at the paper's scale.
 
-Rows and columns are named as in `claims.json`, by which each cell finds the paper's number.
+Here: the paper's models and attacks as jobs, and the rows that tables and figures are composed of. The budget ε
+and the step size are those of the paper's training recipes (`menet.training.recipes`), which every attack on a
+model takes from its configuration. Rows and columns are named as in `claims.json`, by which each cell finds the
+paper's number.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Literal
 
-from menet.experiments import paper
-from menet.experiments.jobs import Evaluate, Train, format_schedule
-from menet.experiments.paper import HIGH, LOW, LOWEST, MIDDLE, Schedule, Training, model
+from menet.errors import ConfigurationError
+from menet.experiments.jobs import Evaluate, Prepare, Train, format_schedule
 from menet.experiments.plan import NAMES, Cell, Table
+from menet.training import recipes
+from menet.training.recipes import me_net
 
+Method = Literal["vanilla", "madry", "thermometer", "pixel-defend", "total-variation", "me-net"]
+Training = Literal["standard", "adversarial"]
+Schedule = float | tuple[float, float]
+
+WIDE = "wide-resnet-34-10"
+"""The Wide-ResNet of Madry et al.; the paper does not say which one it used."""
+HIGH, MIDDLE, LOW, LOWEST = (0.8, 1.0), (0.6, 0.8), (0.4, 0.6), (0.2, 0.4)
+"""The paper's schedules of p."""
+EXTENSIONS = ("exact", "BPDA+EOT", "exact+EOT")
+"""Columns that the paper's white-box tables lack: exact gradients, expectation over transformation, and both."""
+EOT = {"eot": 40, "steps": 200}
+"""The setting of the third party that broke the published model: 200 steps of 5ε/200 over about 40 draws."""
 TRAININGS: tuple[tuple[str, Training], ...] = (("Prep.", "standard"), ("Prep. + Adv. train", "adversarial"))
 STEPS = (7, 20, 40, 100, 1000)
 """Steps of the white-box attacks."""
+
+
+def model(
+    dataset: str,
+    method: Method = "me-net",
+    training: Training = "standard",
+    p: Schedule = LOW,
+    *,
+    masks: int = 10,
+    estimator: str = "nuclear-norm",
+    network: str | None = None,
+    seed: int = 0,
+) -> Train:
+    """A model of the paper, trained by the recipe of its Appendix B.
+
+    Madry is the undefended network under adversarial training. A ME-Net without adversarial training learns from
+    prepared estimates (Algorithm 1), so that `masks` is the number of estimates of each image; under adversarial
+    training masks are drawn afresh.
+    """
+    config = recipes.by_name(dataset, "paper")
+    if network is not None:
+        config = replace(config, model=network)
+    if method == "madry" or training == "adversarial":
+        config = recipes.adversarial(config)
+    if method in ("vanilla", "madry"):
+        return Train(config=replace(config, seed=seed))
+    if method != "me-net":
+        return Train(config=replace(config, defense={"name": method}, seed=seed))
+    config = replace(config, defense=me_net(estimator, p, masks=masks), seed=seed)
+    if training == "adversarial":
+        return Train(config=config)
+    return Train(config=config, prepared=Prepare(dataset=dataset, defense=config.defense))
+
+
+def surrogate_of(victim: Train) -> Train:
+    """The surrogate of black-box transfer attacks: the undefended network, same training, another seed."""
+    return Train(config=replace(victim.config, defense={}, seed=victim.config.seed + 1))
+
+
+def clean(victim: Train) -> Evaluate:
+    """The cheapest job that yields clean accuracy: the records of every attack hold the clean predictions too."""
+    return Evaluate(model=victim, attack="fgsm", settings=_budget(victim), gradient=_bpda(victim))
+
+
+def white_box(
+    victim: Train,
+    steps: int,
+    *,
+    epsilon: float | None = None,
+    step_size: float | None = None,
+    restarts: int = 1,
+) -> Evaluate:
+    """PGD on an undefended network, BPDA on a defended one."""
+    settings = _iterative(victim, steps)
+    if epsilon is not None:
+        settings["epsilon"] = epsilon
+    if step_size is not None:
+        settings["step_size"] = step_size
+    if restarts > 1:
+        settings["restarts"] = restarts
+    return Evaluate(model=victim, attack="pgd", settings=settings, gradient=_bpda(victim))
+
+
+def extension(victim: Train, column: str, steps: int = 1000) -> Evaluate:
+    """The attack of a column of `EXTENSIONS`, which the evaluation of a random defense needs as well."""
+    gradient = "exact" if column.startswith("exact") else "bpda"
+    settings = _iterative(victim, steps)
+    if column.endswith("EOT"):
+        settings |= {**EOT, "step_size": 5 * settings["epsilon"] / EOT["steps"]}
+    return Evaluate(model=victim, attack="pgd", settings=settings, gradient=gradient)
+
+
+def adaptive(victim: Train, attack: Literal["approximate-input", "projected-bpda"]) -> Evaluate:
+    """The paper's two adaptive attacks on ME-Net, 1000 steps."""
+    return Evaluate(model=victim, attack=attack, settings=_iterative(victim, 1000), gradient="bpda")
+
+
+def black_box(victim: Train, column: str) -> Evaluate:
+    """The attack of a column of the black-box tables: Boundary, SPSA, or a transfer attack."""
+    if column == "Boundary":
+        return Evaluate(model=victim, attack="boundary", settings={**_budget(victim), "steps": 1000})
+    if column == "SPSA":
+        settings = {**_budget(victim), "steps": 100, "samples": 2048}
+        return Evaluate(model=victim, attack="spsa", settings=settings)
+    attack, settings = gradient_attack(victim, column)
+    return Evaluate(model=victim, attack=attack, settings=settings, surrogate=surrogate_of(victim))
+
+
+def gray_box(victim: Train, column: str) -> Evaluate:
+    """The attack of a column of the gray-box tables: on the network, unaware of the preprocessing."""
+    attack, settings = gradient_attack(victim, column)
+    return Evaluate(model=victim, attack=attack, settings=settings, gray=True)
+
+
+def classifier_only(victim: Train, column: str) -> Evaluate:
+    """The attack of a column of table 12: on the classifier alone, not through the preprocessing."""
+    attack, settings = gradient_attack(victim, column)
+    if attack == "fgsm":
+        settings |= {"steps": 1, "step_size": settings["epsilon"], "random_start": False}
+    return Evaluate(model=victim, attack="classifier-only", settings=settings)
+
+
+def gradient_attack(victim: Train, column: str) -> tuple[str, dict[str, Any]]:
+    """Name and settings of the attack that a column is headed by: FGSM, PGD 7, CW κ=20, CW (κ = 50)."""
+    word, _, rest = column.partition(" ")
+    if word == "FGSM":
+        return "fgsm", _budget(victim)
+    if word == "PGD":
+        return "pgd", _iterative(victim, int(rest))
+    if word == "CW":
+        return "cw", {**_iterative(victim, 40), "kappa": int(rest.partition("=")[2] or 50)}
+    raise ConfigurationError(f"unknown column {column!r}; choose from FGSM, PGD STEPS, CW and CW κ=CONFIDENCE")
 
 
 def schedules(dataset: str) -> tuple[Schedule, ...]:
@@ -34,10 +164,10 @@ def gradient_columns(dataset: str) -> tuple[str, ...]:
 def black_box_table(name: str, dataset: str, label: str, baselines: tuple[Cell, ...] = ()) -> Table:
     """Transfer, Boundary and SPSA attacks on the vanilla network, the baselines, and ME-Net by schedule of p."""
     columns = ("Clean", *gradient_columns(dataset), "Boundary", "SPSA")
-    cells = (*attack_row("Vanilla", model(dataset, "vanilla"), columns, paper.black_box), *baselines)
+    cells = (*attack_row("Vanilla", model(dataset, "vanilla"), columns, black_box), *baselines)
     for p in schedules(dataset):
         row = f"ME-Net · {format_schedule(p)}"
-        cells += attack_row(row, model(dataset, p=p), columns, paper.black_box)
+        cells += attack_row(row, model(dataset, p=p), columns, black_box)
     return Table(name, f"{NAMES[dataset]}, black-box", cells, label)
 
 
@@ -46,7 +176,7 @@ def gray_box_table(name: str, dataset: str, label: str) -> Table:
     cells: tuple[Cell, ...] = ()
     for p in schedules(dataset):
         row = f"ME-Net · {format_schedule(p)}"
-        cells += attack_row(row, model(dataset, p=p), gradient_columns(dataset), paper.gray_box)
+        cells += attack_row(row, model(dataset, p=p), gradient_columns(dataset), gray_box)
     return Table(name, f"{NAMES[dataset]}, gray-box", cells, label)
 
 
@@ -76,7 +206,7 @@ def white_box_row(
 ) -> tuple[Cell, ...]:
     """Clean accuracy, white-box attacks by number of steps, and the extensions."""
     cells = [clean_cell(row, "Clean", victim, top)] if clean else []
-    cells += [Cell(row, str(count), paper.white_box(victim, count), top=top) for count in steps]
+    cells += [Cell(row, str(count), white_box(victim, count), top=top) for count in steps]
     return (*cells, *extension_cells(row, victim, max(steps), top))
 
 
@@ -84,15 +214,15 @@ def summary_row(row: str, pure: Train, trained: Train) -> tuple[Cell, ...]:
     """Clean and black-box accuracy of one model, white-box accuracy of another, adversarially trained one."""
     return (
         clean_cell(row, "Clean", pure),
-        Cell(row, "Black-box", paper.black_box(pure, "PGD 40")),
-        Cell(row, "White-box", paper.white_box(trained, 1000)),
+        Cell(row, "Black-box", black_box(pure, "PGD 40")),
+        Cell(row, "White-box", white_box(trained, 1000)),
         *extension_cells(row, trained),
     )
 
 
 def clean_cell(row: str, column: str, victim: Train, top: int = 1) -> Cell:
     """Clean accuracy of a model."""
-    return Cell(row, column, paper.clean(victim), clean=True, top=top)
+    return Cell(row, column, clean(victim), clean=True, top=top)
 
 
 def extension_cells(
@@ -102,6 +232,18 @@ def extension_cells(
     if victim.config.defense.get("name") != "me-net":
         return ()
     return tuple(
-        Cell(row, f"{prefix} {column}".strip(), paper.extension(victim, column, steps), top=top, ours=True)
-        for column in paper.EXTENSIONS
+        Cell(row, f"{prefix} {column}".strip(), extension(victim, column, steps), top=top, ours=True)
+        for column in EXTENSIONS
     )
+
+
+def _budget(victim: Train) -> dict[str, Any]:
+    return {"epsilon": victim.config.epsilon}
+
+
+def _iterative(victim: Train, steps: int) -> dict[str, Any]:
+    return {**_budget(victim), "steps": steps, "step_size": victim.config.step_size}
+
+
+def _bpda(victim: Train) -> str | None:
+    return "bpda" if victim.config.defense else None

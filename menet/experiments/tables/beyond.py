@@ -6,9 +6,19 @@ from typing import Any
 from menet.evaluation import CertificateSettings
 from menet.experiments.jobs import Certify, format_schedule
 from menet.experiments.measures import Timing
-from menet.experiments.paper import HIGH, LOW, LOWEST, MIDDLE, Schedule, model, white_box
 from menet.experiments.plan import NAMES, Cell, Criterion, Table
-from menet.experiments.tables import clean_cell, extension_cells, summary_row
+from menet.experiments.tables import (
+    HIGH,
+    LOW,
+    LOWEST,
+    MIDDLE,
+    Schedule,
+    clean_cell,
+    extension_cells,
+    model,
+    summary_row,
+    white_box,
+)
 from menet.training.recipes import me_net
 
 MOST_ACCURATE: dict[str, Schedule] = {"mnist": LOW, "cifar10": HIGH, "svhn": HIGH, "tiny-imagenet": MIDDLE}
@@ -86,7 +96,7 @@ def tubal_estimator() -> Table:
         cells += summary_row(f"ME-Net - {name}", pure, trained)
     cells = tuple(replace(cell, ours=True) for cell in cells)
     note = "Mask only is an ablation: entries are masked, and nothing is estimated."
-    return Table("tensor-estimator", "CIFAR-10, the tubal nuclear norm estimator", cells, note=note)
+    return Table("tubal-estimator", "CIFAR-10, the tubal nuclear norm estimator", cells, note=note)
 
 
 def preprocessing_time() -> Table:

@@ -1,30 +1,28 @@
 """CIFAR-10: tables 1 to 6 of the main text, 9 to 13, 23 to 25 and 27 of the appendix."""
 
 from menet.experiments.jobs import format_schedule
-from menet.experiments.paper import (
+from menet.experiments.plan import Cell, Table
+from menet.experiments.tables import (
     HIGH,
     LOW,
     MIDDLE,
+    STEPS,
     WIDE,
     Method,
     Schedule,
     Training,
     adaptive,
-    black_box,
-    classifier_only,
-    model,
-    white_box,
-)
-from menet.experiments.plan import Cell, Table
-from menet.experiments.tables import (
-    STEPS,
     attack_row,
+    black_box,
     black_box_table,
+    classifier_only,
     extension_cells,
     gradient_columns,
     gray_box_table,
+    model,
     schedules,
     summary_row,
+    white_box,
     white_box_row,
 )
 

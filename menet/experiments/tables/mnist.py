@@ -1,12 +1,13 @@
 """MNIST: the appendix's tables 14 (black-box), 15 (gray-box) and 16 (white-box)."""
 
-from menet.experiments.paper import black_box, model
 from menet.experiments.plan import Table
 from menet.experiments.tables import (
     attack_row,
+    black_box,
     black_box_table,
     gradient_columns,
     gray_box_table,
+    model,
     white_box_table,
 )
 

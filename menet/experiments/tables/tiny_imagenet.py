@@ -1,9 +1,8 @@
 """Tiny-ImageNet: the appendix's tables 20 (black-box), 21 (gray-box) and 22 (white-box)."""
 
 from menet.experiments.jobs import format_schedule
-from menet.experiments.paper import model
 from menet.experiments.plan import Cell, Table
-from menet.experiments.tables import STEPS, black_box_table, gray_box_table, schedules, white_box_row
+from menet.experiments.tables import STEPS, black_box_table, gray_box_table, model, schedules, white_box_row
 
 
 def table20() -> Table:

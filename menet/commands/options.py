@@ -1,4 +1,8 @@
-"""The model, dataset, device and budget that options name."""
+"""Options that commands share: what they accept, and the model, dataset, device and budget that they name.
+
+Nothing heavy is imported before a command runs: names are read from the sources of their registries. A test
+compares them with the registries.
+"""
 
 import difflib
 import importlib
@@ -6,24 +10,145 @@ import inspect
 import json
 import math
 import os
+import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-import torch
-from torch import nn
+import tyro
 
-from menet import data
 from menet.errors import ConfigurationError
-from menet.evaluation.attack_spec import number_or_word
+
+if TYPE_CHECKING:
+    import torch
+
+    from menet import data
+
+Norm = Literal["linf", "l2"]
+Objective = Literal["standard", "adversarial", "trades"]
+Optimizer = Literal["sgd", "adamw"]
+Schedule = Literal["step", "one-cycle"]
+Precision = Literal["auto", "float32", "bfloat16"]
+Recipe = Literal["short", "paper"]
 
 
-def model_of(name: str) -> tuple[nn.Module, str]:
+def _registered(files: str, pattern: str) -> tuple[str, ...]:
+    """The names of a registry, read from its source: importing it would import torch."""
+    sources = sorted(Path(__file__).parent.parent.glob(files))
+    return tuple(
+        name for source in sources for name in re.findall(pattern, source.read_text("utf-8"), re.MULTILINE)
+    )
+
+
+ESTIMATORS = _registered("estimators/*.py", r'^@register\("([\w-]+)"\)')
+DATASETS = _registered("data/catalog.py", r'\bname="([\w-]+)",')
+MODELS = _registered("models/registry.py", r'^    "([\w-]+)": lambda')
+BASELINES = _registered("baselines/**/*.py", r'^    name: ClassVar\[str\] = "([\w-]+)"')
+ATTACKS = _registered("attacks/registry.py", r'^    "([\w-]+)": Entry\(')
+
+Run = Annotated[
+    str,
+    tyro.conf.Positional,
+    tyro.conf.arg(
+        metavar="RUN", help="A run folder or weights file of `menet train`, or package.module:factory."
+    ),
+]
+Data = Annotated[
+    str | None,
+    tyro.conf.arg(
+        metavar="NAME",
+        help=f"{', '.join(DATASETS[:-1])}, or a folder of images. Default: the dataset of the training run.",
+        help_behavior_hint="",
+    ),
+]
+Split = Annotated[str, tyro.conf.arg(metavar="{train,test}", help="Part of the dataset.")]
+Side = Annotated[
+    int | None,
+    tyro.conf.arg(
+        metavar="INT",
+        help="Resize and crop the images of a folder to this size. Default: keep it.",
+        help_behavior_hint="",
+    ),
+]
+Root = Annotated[
+    Path | None,
+    tyro.conf.arg(
+        metavar="PATH",
+        help="Folder of the datasets. Default: $MENET_DATA, else the user's cache folder.",
+        help_behavior_hint="",
+    ),
+]
+Dataset = Annotated[
+    str,
+    tyro.conf.Positional,
+    tyro.conf.arg(
+        metavar="DATASET",
+        help=f"{', '.join(DATASETS[:-1])}, or folder:PATH; folder:PATH@SIDE resizes images, "
+        "folder:PATH@SIDE,skip-unreadable also leaves out damaged files.",
+    ),
+]
+Epsilon = Annotated[
+    str | None,
+    tyro.conf.arg(
+        metavar="FLOAT",
+        help="Perturbation budget in pixels of [0,1], such as 8/255. "
+        "Default: the paper's, 0.3 for digits and mnist, 8/255 for the others.",
+        help_behavior_hint="",
+    ),
+]
+Epsilons = Annotated[
+    tuple[str, ...],
+    tyro.conf.arg(
+        metavar="[FLOAT …]",
+        help="Perturbation budget in pixels of [0,1], such as 8/255, or several. "
+        "Default: the paper's, 0.3 for digits and mnist, 8/255 for the others.",
+        help_behavior_hint="",
+    ),
+]
+MaxBatch = Annotated[
+    int,
+    tyro.conf.arg(
+        help="Largest number of images in one forward pass. Lower it to save memory; results do not change."
+    ),
+]
+Seed = Annotated[int, tyro.conf.arg(help="Random seed.")]
+Device = Annotated[str, tyro.conf.arg(help="cpu, cuda, cuda:0, …")]
+
+
+class Subject(NamedTuple):
+    """What a command works on."""
+
+    model: "torch.nn.Module"
+    source: str
+    """Where the model came from."""
+    dataset: "data.Dataset"
+    device: "torch.device"
+
+
+def subject_of(
+    run: str,
+    name: str | None,
+    split: str,
+    root: Path | None = None,
+    side: int | None = None,
+    device: str = "cpu",
+) -> Subject:
+    """The model `run` on the device, and the dataset `name`, whose images it classifies."""
+    chosen = device_of(device)
+    model, source = model_of(run)
+    dataset = dataset_of(name, run, split, root, side)
+    check_model(model.to(chosen), dataset, chosen)
+    return Subject(model, source, dataset, chosen)
+
+
+def model_of(name: str) -> "tuple[torch.nn.Module, str]":
     """The model that `name` names, in evaluation mode, and where it came from.
 
     A run folder or weights file, or `package.module:factory` with a function of no arguments that returns an
     `nn.Module`; modules in the current folder can be imported.
     """
+    from torch import nn
+
     if Path(name).exists():
         from menet.training import load_model
 
@@ -54,10 +179,13 @@ def _call(name: str, factory: Any) -> Any:
 
 
 def check_dataset(name: str) -> str:
-    """`name`, if it is that of a dataset; the error for another one says what may be meant."""
-    kind = name.partition(":")[0]
+    """`name`, if it is that of a dataset, with an absolute path; the error for another says what may be meant."""
+    from menet import data
+    from menet.data.catalog import absolute
+
+    kind = re.split("[:@,]", name)[0]
     if kind in data.NAMES:
-        return name
+        return absolute(name)
     close = difflib.get_close_matches(kind, data.NAMES, n=1)
     if Path(name).is_dir():
         hint = f"did you mean folder:{name}?"
@@ -70,13 +198,18 @@ def check_dataset(name: str) -> str:
 
 def dataset_of(
     name: str | None, run: str, split: str, root: Path | None = None, side: int | None = None
-) -> data.Dataset:
+) -> "data.Dataset":
     """The dataset `name`, which may be a folder of images; without a name, the one the run was trained on."""
+    from menet import data
+
     if name is None:
         name = _dataset_of_run(Path(run))
     if name.partition(":")[0] not in data.NAMES and Path(name).is_dir():
         name = f"folder:{name}"
-    return data.load(check_dataset(name), split, root, side=side)
+    dataset = data.load(check_dataset(name), split, root, side=side)
+    if dataset.total is not None:
+        print(f"{name}: {len(dataset)} {split} images of {dataset.total} (split by a hash of the file names)")
+    return dataset
 
 
 def _dataset_of_run(run: Path) -> str:
@@ -86,7 +219,9 @@ def _dataset_of_run(run: Path) -> str:
         try:
             found = json.loads(config.read_text()).get("dataset")
         except (ValueError, AttributeError) as error:
-            raise ConfigurationError(f"{config} is not a JSON object; name the dataset with --data") from error
+            raise ConfigurationError(
+                f"expected a JSON object in {config}; name the dataset with --data"
+            ) from error
         if isinstance(found, dict):
             found = found.get("name")
         if isinstance(found, str):
@@ -94,11 +229,13 @@ def _dataset_of_run(run: Path) -> str:
     raise ConfigurationError(f"{run} does not say what it was trained on; name the dataset with --data")
 
 
-def check_model(model: nn.Module, dataset: data.Dataset, device: torch.device) -> None:
+def check_model(model: "torch.nn.Module", dataset: "data.Dataset", device: "torch.device") -> None:
     """Pass one image through the model and expect a logit for each class of the dataset.
 
     Afterwards a model with randomness of its own has drawn once; whoever measures it reseeds it first.
     """
+    import torch
+
     images, _ = dataset.batch(slice(0, 1))
     shape = "×".join(map(str, images.shape[1:]))
     try:
@@ -119,8 +256,10 @@ def check_model(model: nn.Module, dataset: data.Dataset, device: torch.device) -
         )
 
 
-def device_of(name: str) -> torch.device:
+def device_of(name: str) -> "torch.device":
     """The device of that name, if this machine has it; under torchrun, `cuda` is each process's own GPU."""
+    import torch
+
     if name == "cuda" and "LOCAL_RANK" in os.environ:
         name = f"cuda:{os.environ['LOCAL_RANK']}"
     try:
@@ -152,6 +291,8 @@ def epsilon_of(text: str | float | None, dataset: str, norm: str = "linf") -> fl
 
 def fraction(text: str | float) -> float | None:
     """`text` as a number (8/255 is one); None if it is not a number."""
+    from menet.evaluation.attack_spec import number_or_word
+
     value = number_or_word(text) if isinstance(text, str) else text
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
