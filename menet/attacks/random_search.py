@@ -24,8 +24,9 @@ RECHECK = 5
 class RandomSearch(Attack):
     """Keeps a random change of the perturbation whenever it raises the mean loss over `draws` draws.
 
-    For linf the changes are squares at ±epsilon that shrink over time (Square, Andriushchenko et al. 2020); for l2
-    squares of the length epsilon, after which the whole perturbation is projected. For l0 some of the perturbed pixels are exchanged for others, at extreme colors (Sparse-RS, Croce et al. 2022).
+    For linf the changes are squares at ±epsilon that shrink over time (Square, Andriushchenko et al. 2020); for
+    l2 squares of the length epsilon, after which the whole perturbation is projected. For l0 some perturbed
+    pixels are exchanged for others, at extreme colors (Sparse-RS, Croce et al. 2022).
     """
 
     title: ClassVar[str] = "random search"

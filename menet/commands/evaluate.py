@@ -1,13 +1,15 @@
 """`menet evaluate`: attack a model, score it on fresh random draws, and write one record per example."""
 
 import json
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import tyro
 
-from menet.commands.options import ATTACKS, Data, Device, Epsilons, MaxBatch, Norm, Root, Run, Seed, Side, Split
+from menet.commands.options import ATTACKS, Data, Device, Epsilons, MaxBatch, Root, Run, Seed, Side, Split
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,8 @@ class Evaluate:
     An attack is NAME or NAME:SETTING=VALUE,… such as `pgd:steps=40`, `bpda-eot:steps=100,eot=40`,
     `pgd:gradient=exact`, `pgd:on=classifier` (gray box), `pgd:on=OTHER_RUN` (transfer attack with OTHER_RUN as
     the surrogate) or `boundary:draws=fixed:10` (on a fixed bank of 10 draws, for attacks that need a
-    deterministic model). Your own attack is `package.module:Class`; naming it executes that module.
+    deterministic model). `standard`, the default, is the worst case over attacks that a result should be reported
+    with. Your own attack is `package.module:Class`; naming it executes that module.
     """
 
     run: Run
@@ -28,7 +31,10 @@ class Evaluate:
     attacks: Annotated[
         tuple[str, ...],
         tyro.conf.arg(metavar="[ATTACK …]", help=f"Attacks with their settings: {', '.join(ATTACKS)}."),
-    ] = ("pgd",)
+    ] = ("standard",)
+
+    budget: Literal["quick", "standard", "thorough"] = "standard"
+    """Compute of the attack `standard`: at most 600, 2,500 or 20,000 gradient passes per example."""
 
     data: Data = None
 
@@ -40,8 +46,8 @@ class Evaluate:
 
     epsilon: Epsilons = ()
 
-    norm: Norm = "linf"
-    """Norm of the perturbation."""
+    norm: Literal["linf", "l2", "l0"] = "linf"
+    """Norm of the perturbation; for l0, epsilon is a number of pixels."""
 
     start: int = 0
     """First example."""
@@ -115,6 +121,8 @@ class Evaluate:
         for label, found in records.items():
             table = every_accuracy(Subject(label, {label: found}))
             table.only("criterion", "clean accuracy", "robust accuracy", explanation=table.explanation).print()
+            if any("member" in row for row in found.rows):
+                print(_spent(label, found.rows))
             unusable = sum(row.get("unusable_gradients", False) for row in found.rows)
             if unusable:
                 print(
@@ -135,16 +143,28 @@ class Evaluate:
         return 0
 
     def _specs(self) -> tuple[str, ...]:
-        """The attacks as their records are called: with several budgets, each attack with each of them."""
+        """The attacks as their records are called, with their budgets where these are not the default."""
+        attacks = tuple(
+            f"standard:budget={self.budget}" if spec == "standard" and self.budget != "standard" else spec
+            for spec in self.attacks
+        )
         if len(self.epsilon) < 2:
-            return self.attacks
+            return attacks
         from menet.attacks import split_name
 
         specs = []
-        for spec in self.attacks:
+        for spec in attacks:
             _, settings = split_name(spec)
             if any(one.startswith("epsilon=") for one in settings.split(",")):
                 specs.append(spec)
             else:
                 specs += [f"{spec}{',' if settings else ':'}epsilon={text}" for text in self.epsilon]
         return tuple(specs)
+
+
+def _spent(label: str, rows: Sequence[dict[str, Any]]) -> str:
+    """What a suite cost, and which of its members found how many of the images."""
+    members = Counter(row["member"] for row in rows).most_common()
+    forward, backward = (sum(row[kind] for row in rows) / len(rows) for kind in ("queries", "gradients"))
+    found = ", ".join(f"{member} {count / len(rows):.0%}" for member, count in members)
+    return f"{label}: {forward:,.0f} forward and {backward:,.0f} backward passes per example; found by {found}"

@@ -262,8 +262,8 @@ def test_a_model_in_training_mode_is_used_in_that_mode(right):
 def test_a_result_prints_a_summary(plain, right):
     result = PGD(threat=THREAT, steps=2, step_size=0.1, keep="best", eot=1)(plain, *right, generator=generator())
     assert re.fullmatch(
-        r"AttackResult\(8 examples, linf mean 0\.1 max 0\.1, l2 mean [\d.]+ max [\d.]+, queries mean 3 max 3, gradients mean 2 max 2, "
-        r"unusable gradients 0\)",
+        r"AttackResult\(8 examples, linf mean 0\.1 max 0\.1, l2 mean [\d.]+ max [\d.]+, queries mean 3 max 3, "
+        r"gradients mean 2 max 2, unusable gradients 0\)",
         repr(result),
     )
     assert repr(PGD(threat=THREAT)(plain, right[0][:0], right[1][:0])) == "AttackResult(0 examples, failed 0)"

@@ -47,7 +47,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 def test_choices_match_the_registries() -> None:
     from menet import data
-    from menet.attacks import registry, threat
+    from menet.attacks import registry
     from menet.estimators import ESTIMATORS
     from menet.models import NETWORKS
     from menet.preprocessed import Preprocessed
@@ -58,7 +58,7 @@ def test_choices_match_the_registries() -> None:
     assert set(options.MODELS) == set(NETWORKS)
     assert set(options.ESTIMATORS) == set(ESTIMATORS)
     assert set(options.BASELINES) == Preprocessed.kinds.keys() - {"me-net"}
-    assert get_args(options.Norm) == get_args(threat.Norm)
+    assert get_args(options.Norm) == get_args(config.Norm)
     assert get_args(options.Objective) == get_args(config.Objective)
     assert get_args(options.Optimizer) == get_args(config.Optimizer)
     assert get_args(options.Schedule) == get_args(config.Schedule)
