@@ -65,6 +65,7 @@ COMMANDS = {
         f"the records of finished batches are kept; {RESUME}",
     ),
     "report": Command("menet.commands.report:Report", "show records as tables and figures on one page", NOTHING),
+    "publish": Command("menet.commands.report:Publish", "pack records into compact results and a board", NOTHING),
     "compare": Command("menet.commands.report:Compare", "compare two models on the same examples", NOTHING),
     "reproduce": Command(
         "menet.commands.reproduce:Reproduce",

@@ -1,8 +1,9 @@
 """`menet report` and `menet compare`: what records say, as a page or as one table."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -12,7 +13,7 @@ class Report:
     """Write a report from a folder of records: tables with intervals, curves, images, certificates, audits.
 
     Everything is computed from the records in the folder and below it; no model is run. The page is one file that
-    loads nothing else.
+    loads nothing else. Compact results (`menet publish`) become RESULTS.md, board.html and board.json.
     """
 
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
@@ -40,9 +41,13 @@ class Report:
 
     def __call__(self) -> int:
         from menet.files import write_atomically
+        from menet.report.board import write_board
         from menet.report.collect import collect
         from menet.report.page import render_html, report_of, write_markdown, write_tables
 
+        if any(self.folder.rglob("*.npz")) and not any(self.folder.rglob("*.jsonl")):
+            print("results: " + ", ".join(map(str, write_board(self.folder))))
+            return 0
         collection = collect(self.folder, damaged=self.damaged, notes=self.notes)
         report = report_of(collection, self.title)
         file = self.out or self.folder / "report.html"
@@ -54,6 +59,38 @@ class Report:
         for kind in self.tables:
             written = write_tables(report, file, kind)
             print(f"{kind}: {len(written)} tables in {written[0].parent}")
+        return 0
+
+
+@dataclass(frozen=True)
+class Publish:
+    """Pack the records of a run into compact results, small enough to commit, and render the board anew.
+
+    Written are RESULTS/NAME/*.npz, one file per attack, and model.json with the training's configuration and
+    seeds; then RESULTS.md, board.html and board.json. Images and loss histories are left out.
+    """
+
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """A run folder with an evaluation (`menet evaluate`)."""
+
+    name: str
+    """Name of the model on the board, such as mnist/me-net-adversarial."""
+
+    evaluation: Path | None = None
+    """Folder of its records. Default: RUN/evaluation."""
+
+    out: Path = Path("results")
+    """Folder of all results."""
+
+    def __call__(self) -> int:
+        from menet.evaluation import publish, read_folder
+        from menet.report.board import write_board
+
+        evaluations = read_folder(self.evaluation or self.run / "evaluation")
+        written = publish(self.name, evaluations, _training_of(self.run), self.out)
+        size = sum(path.stat().st_size for path in written)
+        print(f"{self.name}: {len(evaluations)} attacks, {size / 1024:,.0f} KiB in {self.out / self.name}")
+        print("results: " + ", ".join(map(str, write_board(self.out))))
         return 0
 
 
@@ -103,3 +140,13 @@ class Compare:
         if self.out is not None:
             print(f"table: {table.written(self.out)}")
         return 0
+
+
+def _training_of(run: Path) -> dict[str, Any]:
+    """The configuration of a run, and how long it trained, as far as its folder says."""
+    from menet.training.log import read_log
+
+    config = run / "config.json"
+    made: dict[str, Any] = {"config": json.loads(config.read_text(encoding="utf-8"))} if config.is_file() else {}
+    seconds = [line["seconds"] for line in read_log(run) if isinstance(line.get("seconds"), int | float)]
+    return {**made, "seconds": sum(seconds)} if seconds else made

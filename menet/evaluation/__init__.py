@@ -17,6 +17,7 @@ from menet.evaluation.attack_spec import AttackRun, FixedDraws, parse_attack
 from menet.evaluation.audit import AuditSettings, Finding, audit
 from menet.evaluation.certify import CertificateSettings, certified_accuracies, certified_radius, certify
 from menet.evaluation.records import Records, read, read_folder
+from menet.evaluation.results import publish, read_result, read_results
 from menet.evaluation.runner import EvaluationSettings, evaluate
 from menet.evaluation.scoring import Scores, score
 
@@ -45,8 +46,11 @@ __all__ = [
     "evaluate",
     "mcnemar",
     "parse_attack",
+    "publish",
     "read",
     "read_folder",
+    "read_result",
+    "read_results",
     "restart_accuracies",
     "score",
 ]

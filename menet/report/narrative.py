@@ -248,6 +248,9 @@ def attack_words(records: Records) -> str:
     elif settings is not attack:
         outer = str(attack.get("kind", ""))
         name = f"{ATTACK_NAMES.get(outer, outer)} {name}"
+    if kind == "Standard":
+        # The suite takes every kind of gradient, whatever the model's own is.
+        return f"{name} {settings.get('version', 1)}, budget {settings.get('budget')}"
     if not is_transfer(records) and evaluation.get("gradient"):
         name = f"{name}, {'BPDA' if evaluation['gradient'] == 'bpda' else 'exact gradient'}"
     parts = [name]
@@ -267,7 +270,7 @@ def threat_words(evaluation: Mapping[str, Any]) -> str:
     threat = evaluation.get("threat")
     if not threat:
         return "no bound"
-    norm = {"linf": "ℓ∞", "l2": "ℓ2"}.get(threat["norm"], threat["norm"])
+    norm = {"linf": "ℓ∞", "l2": "ℓ2", "l0": "ℓ0"}.get(threat["norm"], threat["norm"])
     return f"{norm} ≤ {budget(threat['epsilon'])}"
 
 

@@ -1,0 +1,166 @@
+"""Compact results: the rows of evaluations as compressed columns, small enough to commit.
+
+`results/NAME/ATTACK.npz` holds what one attack did to one model, and `results/NAME/model.json` what was trained.
+Dropped are images and loss histories, and which draw gave which answer: per example and kind of image only
+the first draw and the counts per class are kept. Every accuracy, interval and comparison comes out the same.
+"""
+
+import json
+import os
+import re
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from menet.errors import RecordError
+from menet.evaluation.records import Records, Row
+from menet.files import replacing, write_atomically
+
+FORMAT = "menet.results/1"
+MODEL = "model.json"
+LARGEST = 2**28
+"""Bytes of one file, unpacked, at most: a file from a stranger must not exhaust memory."""
+DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, AttributeError)
+TOP = 5
+KINDS = ("clean", "adversarial")
+NUMBERS: dict[str, type[np.number[Any]]] = {"linf": np.float32, "l2": np.float32, "l0": np.int32}
+OPTIONAL: dict[str, type[np.number[Any]]] = {"queries": np.int64, "gradients": np.int64, "seconds": np.float32}
+
+
+def write_results(path: str | os.PathLike[str], records: Records) -> None:
+    """Write the rows of one evaluation as columns; all of them must be there."""
+    if records.missing or not records.rows:
+        raise RecordError(f"expected all rows of {records.label!r}, got {len(records.missing)} missing")
+    with replacing(path) as temporary, open(temporary, "wb") as file:
+        np.savez_compressed(file, **_columns(records))  # type: ignore[arg-type]
+
+
+def read_result(path: str | os.PathLike[str]) -> Records:
+    """The records in one file that `write_results` wrote."""
+    path = Path(path)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            unpacked = sum(entry.file_size for entry in archive.infolist())
+        if unpacked > LARGEST:
+            raise RecordError(f"{path} unpacks to {unpacked:,} bytes, expected at most {LARGEST:,}")
+        with np.load(path, allow_pickle=False) as columns:
+            return _records({name: columns[name] for name in columns.files})
+    except RecordError:
+        raise
+    except (OSError, ValueError, LookupError, TypeError, RuntimeError, OverflowError, *DAMAGE) as error:
+        raise RecordError(f"{path} is not a file of results in the format {FORMAT}: {error}") from error
+
+
+def read_results(folder: str | os.PathLike[str]) -> dict[str, dict[str, Records]]:
+    """All results in a folder: by name of the model, then by label of the attack."""
+    found: dict[str, dict[str, Records]] = {}
+    for path in sorted(Path(folder).rglob("*.npz")):
+        records = read_result(path)
+        found.setdefault(path.parent.relative_to(folder).as_posix(), {})[records.label] = records
+    if not found:
+        raise RecordError(f"expected results (NAME/*.npz) in {folder}, found none")
+    return found
+
+
+def publish(
+    name: str, evaluations: Mapping[str, Records], made: Mapping[str, Any], folder: str | os.PathLike[str]
+) -> list[Path]:
+    """Write the evaluations of a model to `folder`/`name`, with `made`, what it was trained by."""
+    if not re.fullmatch(r"[a-z0-9]+([./-][a-z0-9]+)*", name):
+        raise RecordError(f"expected a name of small letters, digits, '-' and '/', got {name!r}")
+    target, written = Path(folder) / name, []
+    for label, records in evaluations.items():
+        path = target / f"{re.sub(r'[^A-Za-z0-9=,.+-]', '_', label)}.npz"
+        write_results(path, records)
+        written.append(path)
+    write_atomically(target / MODEL, json.dumps(made, indent=1, sort_keys=True) + "\n")
+    return [*written, target / MODEL]
+
+
+def _columns(records: Records) -> dict[str, np.ndarray]:
+    rows, classes = records.rows, int(records.evaluation["dataset"]["classes"])
+    members = sorted({row["member"] for row in rows if "member" in row})
+    header = {"format": FORMAT, "header": records.header, "members": members}
+    columns: dict[str, np.ndarray] = {
+        "header": np.frombuffer(json.dumps(header, sort_keys=True).encode(), np.uint8),
+        "index": np.array([row["index"] for row in rows], np.int32),
+        "label": np.array([row["label"] for row in rows], np.int32),
+    }
+    for kind in KINDS:
+        scores = [row[kind] for row in rows]
+        columns[f"{kind}.counts"] = np.array(
+            [np.bincount(one["predictions"], minlength=classes) for one in scores], np.uint32
+        )
+        columns[f"{kind}.first"] = np.array([one["predictions"][0] for one in scores], np.int32)
+        columns[f"{kind}.top"] = np.array([sum(rank < TOP for rank in one["ranks"]) for one in scores], np.uint32)
+        columns[f"{kind}.first_rank"] = np.array([one["ranks"][0] for one in scores], np.int32)
+        for field in ("prediction", "rank", "probability"):
+            kept = np.float32 if field == "probability" else np.int32
+            columns[f"{kind}.mean.{field}"] = np.array([one["mean"][field] for one in scores], kept)
+    for norm, number in NUMBERS.items():
+        columns[f"perturbation.{norm}"] = np.array([row["perturbation"][norm] for row in rows], number)
+    for field, number in OPTIONAL.items():
+        if all(field in row for row in rows):
+            columns[field] = np.array([row[field] for row in rows], number)
+    for field in ("failed", "unusable_gradients"):
+        columns[field] = np.array([row.get(field, False) for row in rows], bool)
+    for name in rows[0]["seeds"]:
+        columns[f"seeds.{name}"] = np.array([row["seeds"][name] for row in rows], np.int64)
+    if members:
+        columns["member"] = np.array([members.index(row["member"]) for row in rows], np.uint8)
+    if all("image" in row for row in rows):
+        columns["image"] = np.array([int(row["image"], 16) for row in rows], np.uint64)
+    if all("restarts" in row for row in rows):
+        columns["restarts"] = np.array([row["restarts"] for row in rows], np.uint16)
+    return columns
+
+
+def _records(columns: Mapping[str, np.ndarray]) -> Records:
+    content = json.loads(columns["header"].tobytes().decode())
+    if content.get("format") != FORMAT:
+        raise RecordError(f"expected the format {FORMAT}, got {content.get('format')!r:.40}")
+    count = len(columns["index"])
+    if any(len(column) != count for name, column in columns.items() if name != "header"):
+        raise RecordError("expected columns of one length")
+    plain = {name: column.tolist() for name, column in columns.items() if name != "header"}
+    seeds = [name.removeprefix("seeds.") for name in plain if name.startswith("seeds.")]
+    return Records(content["header"], tuple(_row(plain, row, seeds, content) for row in range(count)))
+
+
+def _row(plain: Mapping[str, list[Any]], row: int, seeds: Sequence[str], content: Mapping[str, Any]) -> Row:
+    label = plain["label"][row]
+    found: Row = {
+        "index": plain["index"][row],
+        "label": label,
+        **{kind: _scores(plain, row, kind, label) for kind in KINDS},
+        "perturbation": {norm: plain[f"perturbation.{norm}"][row] for norm in NUMBERS},
+        "seeds": {name: plain[f"seeds.{name}"][row] for name in seeds},
+    }
+    for field in (*OPTIONAL, "failed", "unusable_gradients", "restarts"):
+        if field in plain:
+            found[field] = plain[field][row]
+    if "member" in plain:
+        found["member"] = content["members"][plain["member"][row]]
+    if "image" in plain:
+        found["image"] = f"{plain['image'][row]:016x}"
+    return found
+
+
+def _scores(plain: Mapping[str, list[Any]], row: int, kind: str, label: int) -> dict[str, Any]:
+    """Scores as a row holds them: the first draw first, the others by class."""
+    first, first_rank = plain[f"{kind}.first"][row], plain[f"{kind}.first_rank"][row]
+    counts = list(plain[f"{kind}.counts"][row])
+    counts[first] -= 1
+    others = [number for number, count in enumerate(counts) for _ in range(count)]
+    # Of the draws that are wrong as many as there were have a rank among the first five.
+    near = plain[f"{kind}.top"][row] - (first_rank < TOP) - sum(number == label for number in others)
+    ranks, wrong = [first_rank], 0
+    for number in others:
+        wrong += number != label
+        ranks.append(0 if number == label else 1 if wrong <= near else TOP)
+    mean = {field: plain[f"{kind}.mean.{field}"][row] for field in ("prediction", "rank", "probability")}
+    return {"predictions": [first, *others], "ranks": ranks, "mean": mean}

@@ -1,0 +1,230 @@
+"""The board and RESULTS.md: every published result, from the compact records alone.
+
+Nothing is typed by hand: the same records give the same bytes, whenever they are rendered.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from menet.errors import RecordError, require
+from menet.evaluation.accuracy import accuracy
+from menet.evaluation.records import Records
+from menet.evaluation.results import MODEL, read_results
+from menet.files import write_atomically
+from menet.progress import format_duration
+from menet.report.narrative import attack_words, interval, model_words, percent, threat_words
+from menet.report.tables import Cell, Table
+
+INTRODUCTION = (
+    "Robust accuracy is the mean over fresh draws of the defense, which neither the attack nor its selection has "
+    "seen; intervals are 95 %, exact, over examples. Everything here is computed by `menet report` from the "
+    "records beside this file."
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One model under one threat model: all that was measured, and the attack that decided."""
+
+    name: str
+    made: Mapping[str, Any]
+    evaluations: tuple[Records, ...]
+    """By robust accuracy, the lowest first."""
+
+    @property
+    def decisive(self) -> Records:
+        return self.evaluations[0]
+
+    @property
+    def threat(self) -> str:
+        return threat_words(self.decisive.evaluation)
+
+    @property
+    def dataset(self) -> str:
+        return str(self.decisive.evaluation["dataset"]["name"])
+
+    @property
+    def training(self) -> str:
+        """Objective, epochs, images and seed of the training, and its time."""
+        config = self.made.get("config", {})
+        if not config:
+            return "not recorded"
+        words = [str(config.get("objective", "")), f"{config.get('epochs')} epochs"]
+        if config.get("limit"):
+            words.append(f"{config['limit']:,} images")
+        if config.get("gradient") or config.get("defense", {}).get("gradient"):
+            words.append(str(config.get("gradient") or config["defense"]["gradient"]))
+        words.append(f"seed {config.get('seed')}")
+        if self.made.get("seconds"):
+            words.append(format_duration(self.made["seconds"]))
+        return ", ".join(words)
+
+
+def entries(folder: Path) -> list[Entry]:
+    """All results in a folder, one entry per model and threat model."""
+    found = []
+    for name, evaluations in read_results(folder).items():
+        made = _made(folder / name / MODEL)
+        threats: dict[str, list[Records]] = {}
+        for records in evaluations.values():
+            threats.setdefault(threat_words(records.evaluation), []).append(records)
+        for group in threats.values():
+            ranked = sorted(group, key=lambda one: (accuracy(one).value, one.label))
+            found.append(Entry(name, made, tuple(ranked)))
+    return found
+
+
+def rows(found: Iterable[Entry]) -> list[dict[str, Any]]:
+    """The lines of the board, in plain values."""
+    return [_line(entry) for entry in found]
+
+
+def write_board(folder: Path) -> list[Path]:
+    """Write RESULTS.md, board.json and board.html from the results in `folder`."""
+    found = entries(folder)
+    lines = rows(found)
+    written = {
+        "RESULTS.md": results_markdown(found),
+        "board.json": json.dumps(lines, indent=1, ensure_ascii=False, sort_keys=True) + "\n",
+        "board.html": _page(lines),
+    }
+    for name, content in written.items():
+        write_atomically(folder / name, content)
+    return [folder / name for name in written]
+
+
+def results_markdown(found: Sequence[Entry]) -> str:
+    """All results as tables: per dataset and threat model, then every attack."""
+    parts = ["# Results", INTRODUCTION]
+    for dataset in dict.fromkeys(entry.dataset for entry in found):
+        parts.append(f"## {dataset}")
+        group = [entry for entry in found if entry.dataset == dataset]
+        for threat in dict.fromkeys(entry.threat for entry in group):
+            chosen = [entry for entry in group if entry.threat == threat]
+            parts += [f"### {threat}", _overview(chosen).markdown()]
+            parts += [_attacks(chosen).markdown()]
+    machines = sorted({_machine(records) for entry in found for records in entry.evaluations})
+    seconds = {entry.name: entry.made.get("seconds") or 0.0 for entry in found}
+    attacked = sum(row.get("seconds", 0.0) for entry in found for one in entry.evaluations for row in one.rows)
+    parts += [
+        "## How these were made",
+        f"Training {format_duration(sum(seconds.values()))}, attacks {format_duration(attacked)} in all. "
+        + "; ".join(machines)
+        + ".",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _overview(group: Sequence[Entry]) -> Table:
+    cells = tuple(
+        (
+            Cell(entry.name),
+            Cell(model_words(entry.decisive)),
+            Cell(entry.training),
+            _cell(entry.decisive, "clean", "expected"),
+            _cell(entry.decisive, "adversarial", "expected"),
+            _cell(entry.decisive, "adversarial", "vote"),
+            Cell(attack_words(entry.decisive)),
+            Cell(f"{len(entry.decisive.rows):,}", number=True),
+        )
+        for entry in sorted(group, key=lambda one: -accuracy(one.decisive).value)
+    )
+    columns = ("model", "defense", "training", "clean", "robust", "by vote", "attack that decided", "examples")
+    return Table("Worst case over attacks", columns, cells)
+
+
+def _attacks(group: Sequence[Entry]) -> Table:
+    cells = tuple(
+        (
+            Cell(entry.name),
+            Cell(attack_words(records)),
+            _cell(records, "adversarial", "expected"),
+            _cell(records, "adversarial", "vote"),
+            _cell(records, "adversarial", "worst"),
+            Cell(f"{_mean(records, 'queries'):,.0f}", number=True),
+            Cell(f"{_mean(records, 'gradients'):,.0f}", number=True),
+            Cell(f"{len(records.rows):,} × {records.evaluation['scoring']['draws']}", number=True),
+        )
+        for entry in group
+        for records in entry.evaluations
+    )
+    columns = (
+        "model", "attack", "robust", "by vote", "every draw", "forward passes", "backward passes",
+        "examples × draws",
+    )  # fmt: skip
+    return Table("Every attack", columns, cells)
+
+
+def _line(entry: Entry) -> dict[str, Any]:
+    decisive = entry.decisive
+    frozen = [one for one in entry.evaluations if one.evaluation.get("fixed_draws")]
+    measured = {
+        "clean": ("clean", "expected"),
+        "robust": ("adversarial", "expected"),
+        "vote": ("adversarial", "vote"),
+        "worst_draw": ("adversarial", "worst"),
+    }
+    numbers = {name: _number(decisive, *what) for name, what in measured.items()}
+    return {
+        "name": entry.name,
+        "dataset": entry.dataset,
+        "threat": entry.threat,
+        "defense": model_words(decisive),
+        "training": entry.training,
+        **numbers,
+        "fixed_draws": min((_number(one, "adversarial", "expected") for one in frozen), default=None, key=_value),
+        "attack": attack_words(decisive),
+        "attacks": len(entry.evaluations),
+        "forward": round(_mean(decisive, "queries")),
+        "backward": round(_mean(decisive, "gradients")),
+        "examples": len(decisive.rows),
+        "draws": decisive.evaluation["scoring"]["draws"],
+        "seed": decisive.evaluation["seed"],
+        "rows": entry.name,
+    }
+
+
+def _value(number: Mapping[str, float]) -> float:
+    return number["value"]
+
+
+def _number(records: Records, images: Any, criterion: Any) -> dict[str, float]:
+    found = accuracy(records, images, criterion)
+    return {"value": round(found.value, 4), "low": round(found.low, 4), "high": round(found.high, 4)}
+
+
+def _cell(records: Records, images: Any, criterion: Any) -> Cell:
+    found = accuracy(records, images, criterion)
+    return Cell(percent(found.value), interval(found), number=True)
+
+
+def _mean(records: Records, field: str) -> float:
+    return sum(row.get(field, 0) for row in records.rows) / len(records.rows)
+
+
+def _made(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        made = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RecordError(f"{path} is not JSON: {error}") from error
+    return made if isinstance(made, dict) else {}
+
+
+def _machine(records: Records) -> str:
+    made = records.header.get("made", {})
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(made.get("versions", {}).items()))
+    return f"{made.get('processor', 'unknown processor')}, Python {made.get('python')}, {versions}"
+
+
+def _page(lines: Sequence[Mapping[str, Any]]) -> str:
+    jinja2 = require("jinja2", extra="report")
+    environment = jinja2.Environment(loader=jinja2.PackageLoader("menet.report", "."), autoescape=True)
+    # Inside a script element only "</" could end it early.
+    content = json.dumps(list(lines), ensure_ascii=False, sort_keys=True).replace("<", "\\u003c")
+    template = environment.get_template("board.html.jinja")
+    return str(template.render(content=content, introduction=INTRODUCTION.replace("`", "")))
