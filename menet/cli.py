@@ -7,6 +7,7 @@ import _thread
 import difflib
 import importlib
 import inspect
+import os
 import signal
 import sys
 import threading
@@ -104,7 +105,7 @@ def run() -> NoReturn:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code.
 
-    0: done, 1: a check failed, 2: invalid usage or input, 130: interrupted.
+    0: done, 1: a check failed, 2: invalid usage or input, 130: interrupted, 141: nobody reads the output.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if not arguments or arguments[0] in ("-h", "--help"):
@@ -127,6 +128,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 interrupts.end()
                 print(f"\nmenet {name}: interrupted; {COMMANDS[name].interrupted}", file=sys.stderr)
                 return 130
+            if isinstance(error, BrokenPipeError):
+                # Whoever read the output has left, as `head` does. What is still to be written goes nowhere.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                return 141
+            if isinstance(error, OSError) and error.filename is not None:
+                print(f"menet {name}: {error.strerror}: {error.filename}", file=sys.stderr)
+                return 2
             if not isinstance(error, MenetError):
                 raise
             print(f"menet {name}: {error}", file=sys.stderr)

@@ -60,6 +60,7 @@ class Audit:
 
         from menet.attacks import ThreatModel
         from menet.commands.options import default_folder, epsilon_of, subject_of
+        from menet.errors import ConfigurationError
         from menet.evaluation import AuditSettings, audit, provenance
         from menet.evaluation.audit import failed
         from menet.files import write_atomically
@@ -73,6 +74,8 @@ class Audit:
             threat, steps=self.steps, eot=self.eot, draws=self.draws, max_batch=self.max_batch
         )
         settings = settings.quick() if self.quick else settings
+        if self.examples < 1:
+            raise ConfigurationError(f"expected examples >= 1, got {self.examples}")
         count = min(self.examples, 40) if self.quick else self.examples
         images, labels = dataset.batch(slice(0, count))
         findings = audit(

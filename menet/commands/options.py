@@ -12,6 +12,7 @@ import math
 import os
 import re
 import sys
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -175,7 +176,17 @@ def _call(name: str, factory: Any) -> Any:
         inspect.signature(factory).bind()
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"{name!r} cannot be called without arguments: {error}") from error
-    return factory()
+    try:
+        return factory()
+    except Exception as error:
+        raise ConfigurationError(f"{name!r} raised {_raised(error)}") from error
+
+
+def _raised(error: Exception) -> str:
+    """An error of the user's code in one line, with its place."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    words = " ".join(str(error).split())
+    return f"{type(error).__name__}: {words:.200} ({place.filename}:{place.lineno})"
 
 
 def check_dataset(name: str) -> str:
@@ -241,10 +252,9 @@ def check_model(model: "torch.nn.Module", dataset: "data.Dataset", device: "torc
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             logits = model(images.to(device))
-    except (RuntimeError, ValueError, TypeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    except Exception as error:
         raise ConfigurationError(
-            f"the model fails on a {shape} image of {dataset.name}: {reason:.200}"
+            f"the model fails on a {shape} image of {dataset.name}: {_raised(error)}"
         ) from error
     classes = len(dataset.classes)
     if not isinstance(logits, torch.Tensor) or logits.ndim != 2 or len(logits) != 1:

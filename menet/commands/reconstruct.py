@@ -48,22 +48,25 @@ class Reconstruct:
 
         names = [name for name in ESTIMATORS if self.estimator in (name, "all") and name != "mask-only"]
         pictures = [_read(path) for path in self.images]
-        rows = []
-        for image in track(pictures, "estimating"):
+        rows, told = [], []
+        for path, image in zip(self.images, track(pictures, "estimating"), strict=True):
             masked, estimates = reconstructions(image, names, self.p, self.channels, self.seed)
-            rows += reconstruction_tiles(image, masked, estimates)
+            (row,) = reconstruction_tiles(image, masked, estimates)
+            told += [f"{path}: {tile.title}, {tile.caption}" for tile in row if tile and tile.caption]
+            rows.append(row)
         if len(rows) == 1 and len(rows[0]) > 4:
             rows = [rows[0][:3], rows[0][3:]]
         width = max(image.shape[-1] for image in pictures)
-        # Small images are enlarged until their pixels can be seen, large ones shrunk; text is of one size.
+        # Small images are enlarged until their pixels can be seen, large ones shrunk; words grow with them.
         inches = min(WIDEST, max(width, 192)) / 100
-        figure = image_grid(rows, f"p = {self.p:g}, {self.channels} channels", inches=inches, font=8)
+        title = f"p = {self.p:g}, {self.channels} channels"
+        figure = image_grid(rows, title, inches=inches, font=max(8, 2.4 * inches))
         try:
             with replacing(self.out) as temporary:
                 figure.savefig(temporary, format="png", dpi=100)
         except OSError as error:
             raise DataError(f"cannot write {self.out}: {error.strerror or error}") from error
-        print(f"wrote {self.out}")
+        print("\n".join([*told, f"wrote {self.out}"]))
         return 0
 
 

@@ -92,7 +92,7 @@ class Reproduce:
             raise ConfigurationError("expected the name of an experiment, or --all; --list shows them")
         plans = [experiment(name).at(scale) for name in dict.fromkeys(names)]
         jobs = graph(job for plan in plans for job in plan.jobs)
-        workers = self.workers or cores()
+        workers = cores() if self.workers is None else self.workers
         if self.dry_run:
             _show_cost(jobs, scale, places, workers)
             return 0

@@ -254,7 +254,7 @@ def _parse(text: str, side: int | None, skip: bool = False) -> tuple[str, str, i
     elif path or side is not None or skip:
         source(name)
         raise ConfigurationError(
-            f"expected neither a path nor a side with {name}; only folder:PATH takes them, and skips files"
+            f"expected {name} alone, got a path, a side or skip-unreadable; only folder:PATH takes them"
         )
     return name, path, side, skip
 

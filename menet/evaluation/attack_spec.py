@@ -2,13 +2,14 @@
 
 import ast
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Any, NamedTuple
 
 from menet import attacks
 from menet.attacks import Attack
 from menet.attacks.base import Model
+from menet.attacks.registry import ATTACKS
 from menet.errors import ConfigurationError
 from menet.preprocessed import Preprocessed
 
@@ -63,7 +64,7 @@ def parse_attack(spec: str, model: Any, load: Callable[[str], Model] | None = No
         settings["reconstruct"] = model.reconstruct
         if name == "classifier-only":
             settings["classifier"] = model.classifier
-    attack = attacks.build(name, **settings)
+    attack = _built(spec, name, settings)
     source = _source(spec, on, model, load)
     attacked = model if source is None else source
     if gradient is not None:
@@ -75,6 +76,19 @@ def parse_attack(spec: str, model: Any, load: Callable[[str], Model] | None = No
     if source is None:
         return AttackRun(spec, attack, attacked, used, fixed_draws=bank)
     return AttackRun(spec, attacks.Transfer(attack, attacked), model, used, attacked, bank)
+
+
+def _built(spec: str, name: str, settings: dict[str, Any]) -> Attack:
+    """Build an attack; the words of a command line may be of another type than its settings."""
+    for one in fields(ATTACKS[name].kind) if name in ATTACKS else ():  # type: ignore[arg-type]
+        given = settings.get(one.name)
+        if given is None:
+            continue
+        if one.type in (int, int | None) and type(given) is not int:
+            raise ConfigurationError(f"{spec!r}: expected an integer {one.name}, got {given!r}")
+        if one.type in (float, float | None) and not isinstance(given, (int, float)):
+            raise ConfigurationError(f"{spec!r}: expected a number {one.name}, got {given!r}")
+    return attacks.build(name, **settings)
 
 
 def _source(spec: str, on: Any, model: Any, load: Callable[[str], Model] | None) -> Any:

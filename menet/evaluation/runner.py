@@ -51,6 +51,8 @@ class EvaluationSettings:
 
     def __post_init__(self) -> None:
         require_positive(self, "batch_size", "draws", "restart_draws", "max_batch")
+        if self.snapshots < 0:
+            raise ConfigurationError(f"expected snapshots >= 0, got {self.snapshots}")
 
 
 def evaluate(

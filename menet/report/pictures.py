@@ -34,7 +34,8 @@ def image_grid(
     columns = max(map(len, rows))
     heights = [_row_height(row, inches, font) for row in rows]
     with styled():
-        figure = sheet(inches * columns, sum(heights) + (0.35 if title else 0.05))
+        above = 0.35 * max(1, font / 9) if title else 0.05
+        figure = sheet(inches * columns, sum(heights) + above)
         places = figure.subplots(len(rows), columns, squeeze=False, height_ratios=heights)
         for row, across in zip(rows, places, strict=True):
             for position, place in enumerate(across):
@@ -46,7 +47,7 @@ def image_grid(
                 place.set_title(plain(tile.title), fontsize=font, loc="center")
                 place.set_xlabel(plain(tile.caption), fontsize=font - 1, labelpad=2, color=tile.color)
         if title:
-            figure.suptitle(plain(title), x=0.01, ha="left", fontsize=11)
+            figure.suptitle(plain(title), x=0.01, ha="left", fontsize=font + 2)
     return figure
 
 

@@ -112,6 +112,15 @@ def test_a_group_of_commands_lists_them(capsys: pytest.CaptureFixture[str]) -> N
         (["evaluate", "torch.nn:Identity", "--data", "digits"], "expected logits of shape (1, 10)"),
         (["evaluate", "network:few", "--data", "digits"], "for each of the 10 classes of digits, got 3"),
         (["evaluate", "network:color", "--data", "digits"], "the model fails on a 1×28×28 image of digits: "),
+        (["evaluate", "network:fails", "--data", "digits"], "raised RuntimeError: no weights (/"),
+        (["evaluate", "network:Odd", "--data", "digits"], "image of digits: KeyError: 'layer' (/"),
+        (["evaluate", "network:ten", "--data", "digits", "--out", "network.py"], "File exists: network.py"),
+        (["evaluate", "network:ten", "--data", "digits", "--attacks", "pgd:steps=x"], "integer steps, got 'x'"),
+        (["evaluate", "network:ten", "--data", "digits", "--attacks", "pgd:steps=2.5"], "integer steps, got 2.5"),
+        (["evaluate", "network:ten", "--data", "digits", "--snapshots", "-1"], "expected snapshots >= 0"),
+        (["evaluate", "network:ten", "--data", "digits", "--side", "9"], "expected digits alone, got"),
+        (["audit", "network:ten", "--data", "digits", "--examples", "-3"], "expected examples >= 1, got -3"),
+        (["reproduce", "figure1", "--workers", "0"], "expected workers >= 1, got 0"),
         (["audit", "network:few", "--data", "digits"], "expected a logit for each of the 10 classes"),
         (["evaluate", "network:few", "--device", "cuda"], "'cuda' here: it sees no GPU; use --device cpu"),
         (["reproduce", "figure1", "--device", "cuda"], "use --device cpu"),
@@ -130,6 +139,9 @@ def test_errors_say_what_may_be_meant(
     (tmp_path / "photos").mkdir()
     (tmp_path / "network.py").write_text(
         "from torch import nn\n"
+        "def fails(): raise RuntimeError('no weights')\n"
+        "class Odd(nn.Module):\n    def forward(self, images): raise KeyError('layer')\n"
+        "def ten(): return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))\n"
         "def few(): return nn.Sequential(nn.Flatten(), nn.Linear(784, 3))\n"
         "def color(): return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.LazyLinear(10))\n"
     )
@@ -138,6 +150,15 @@ def test_errors_say_what_may_be_meant(
     error = capsys.readouterr().err
     assert words in error
     assert len(error.strip().splitlines()) == 1
+
+
+def test_output_that_nobody_reads_is_no_error() -> None:
+    command = [sys.executable, "-m", "menet.cli", "data", "list"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
 
 
 def test_a_folder_is_remembered_with_its_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,6 +65,16 @@ def test_a_photograph_makes_a_picture_of_sensible_size(tmp_path: Path) -> None:
     assert height < 700
 
 
+def test_the_quality_is_told(photograph: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "picture.png"
+    assert main(["reconstruct", str(photograph), "--estimator", "all", "--out", str(out)]) == 0
+    *told, last = capsys.readouterr().out.splitlines()
+    assert last == f"wrote {out}"
+    assert [line.partition(", PSNR ")[0] for line in told] == [
+        f"{photograph}: {name}" for name in ("nuclear norm", "soft impute", "tubal", "usvt")
+    ]
+
+
 def test_bad_files_are_one_line(tmp_path: Path, photograph: Path, capsys: pytest.CaptureFixture[str]) -> None:
     broken = tmp_path / "broken.png"
     broken.write_bytes(photograph.read_bytes()[:-40])
