@@ -22,7 +22,14 @@ from menet.preprocessed import Preprocessed
 from menet.progress import Reporter, reporting
 from menet.seeding import Stream, stream
 from menet.training.batches import Batches
-from menet.training.building import autocast, build_model, build_optimizer, number_type
+from menet.training.building import (
+    autocast,
+    averaged_copy,
+    build_model,
+    build_optimizer,
+    number_type,
+    update_average,
+)
 from menet.training.checkpoint import (
     BEST,
     LAST,
@@ -33,9 +40,9 @@ from menet.training.checkpoint import (
     save_checkpoint,
     save_weights,
 )
-from menet.training.config import TrainingConfig, learning_rate_at
+from menet.training.config import TrainingConfig, attack_strength_at, learning_rate_at
 from menet.training.log import Log, read_log
-from menet.training.objectives import BatchLoss, LossAndLogits, build_objective, training_attack
+from menet.training.objectives import BatchLoss, LossAndLogits, build_objective, training_attack, weakened
 from menet.training.score import accuracy
 
 
@@ -98,6 +105,8 @@ class Run:
 class Step(nn.Module):
     """The forward pass of one training step, attack included: images and labels → loss and logits.
 
+    `strength` is the fraction of the attack's budget, below 1 while the budget warms up.
+
     It is a module so that `DistributedDataParallel` sees one forward pass per step for every objective.
     """
 
@@ -107,9 +116,9 @@ class Step(nn.Module):
         super().__init__()
         self.model, self.objective, self.generator, self.precision = model, objective, generator, precision
 
-    def forward(self, images: Tensor, labels: Tensor) -> LossAndLogits:
+    def forward(self, images: Tensor, labels: Tensor, strength: float = 1.0) -> LossAndLogits:
         with autocast(self.precision, images.device):
-            return self.objective(self.model, images, labels, self.generator)
+            return weakened(self.objective, strength)(self.model, images, labels, self.generator)
 
 
 def train(
@@ -154,7 +163,8 @@ def _started(
         }
         if isinstance(model, Preprocessed):
             generators["model"] = model.generator
-        state = TrainState(model, build_optimizer(config, model), generators)
+        optimizer = build_optimizer(config, model)
+        state = TrainState(model, optimizer, generators, averaged=averaged_copy(config, model))
         if checkpoint is not None:
             checkpoint.restore(state)
         log = None
@@ -183,8 +193,9 @@ def _epoch(run: Run) -> None:
                 group["lr"] = learning_rate
 
             images, labels = batches.batch(order, progress.step, state.generators["augmentation"], run.worker)
+            strength = attack_strength_at(config, run.step, batches.steps)
             try:
-                loss, logits = run.forward(images, labels)
+                loss, logits = run.forward(images, labels, strength)
             except AttackError as error:
                 raise TrainingError(f"{_where(progress)}: {error}; the last good checkpoint is kept") from error
             mean_loss, correct = _over_workers(run.worker, loss, (logits.argmax(1) == labels).sum())
@@ -195,9 +206,13 @@ def _epoch(run: Run) -> None:
                 )
             state.optimizer.zero_grad(set_to_none=True)
             loss.backward()
+            if config.clip_gradient is not None:
+                nn.utils.clip_grad_norm_(state.model.parameters(), config.clip_gradient)
             state.optimizer.step()
-
             progress.step += 1
+            if state.averaged is not None:
+                update_average(state.averaged, state.model, config.ema, run.step)
+
             progress.loss += mean_loss * config.batch_size
             progress.correct += correct
             progress.seen += config.batch_size
@@ -225,11 +240,12 @@ def _validate(run: Run) -> dict[str, float]:
     if not len(batches.held_out):
         return {}
     common: dict[str, Any] = {"seed": run.config.seed, "worker": run.worker, "precision": run.precision}
-    scores = {"validation": accuracy(run.state.model, batches.dataset, batches.held_out, **common)}
+    model = run.state.judged
+    scores = {"validation": accuracy(model, batches.dataset, batches.held_out, **common)}
     if run.config.objective != "standard":
         attack = training_attack(run.config)
         scores["validation_attacked"] = accuracy(
-            run.state.model, batches.dataset, batches.held_out, attack=attack, **common
+            model, batches.dataset, batches.held_out, attack=attack, **common
         )
     return scores
 
@@ -252,7 +268,7 @@ def _finish_epoch(run: Run, scores: dict[str, float]) -> None:
     if run.log is None:
         return
     if best:
-        save_weights(run.folder / BEST, run.config, run.state.model, {"epoch": epoch, **scores})
+        save_weights(run.folder / BEST, run.config, run.state.judged, {"epoch": epoch, **scores})
     run.log.write("epoch", run.step, epoch=epoch, loss=loss, accuracy=train_accuracy, best=best, **scores)
     save_checkpoint(run.folder / LAST, run.config, run.state)
     told = "".join(f", {name.replace('_', ' ')} {value:.2%}" for name, value in scores.items())
@@ -272,9 +288,9 @@ def _test(run: Run, test_set: data.Dataset) -> TrainingResult:
                 known[0], known[1] = row["epoch"], row["accuracy"]
     epoch, test_accuracy = run.worker.total(known).tolist()
     if not epoch:
-        epoch = load_weights(run.folder / BEST, run.state.model)["epoch"]
+        epoch = load_weights(run.folder / BEST, run.state.judged)["epoch"]
         test_accuracy = accuracy(
-            run.state.model, test_set, seed=run.config.seed, worker=run.worker, precision=run.precision
+            run.state.judged, test_set, seed=run.config.seed, worker=run.worker, precision=run.precision
         )
         if run.log is not None:
             run.log.write("test", run.step, epoch=epoch, accuracy=test_accuracy, images=len(test_set))

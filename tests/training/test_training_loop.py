@@ -16,7 +16,7 @@ from menet.errors import CheckpointError, TrainingError
 from menet.models import Network, weights
 from menet.preprocessed import describe
 from menet.training import TrainingConfig, load_model, loop, train
-from menet.training.building import build_model, number_type
+from menet.training.building import averaged_copy, build_model, number_type, update_average
 from menet.training.checkpoint import BEST, LAST, load_verified, save_with_digest
 from menet.training.config import me_net
 from menet.training.log import read_log
@@ -180,6 +180,10 @@ def test_attack_leaves_batch_statistics_alone_and_the_defense_in_training(withou
         {"defense": me_net("soft-impute", (0.8, 1.0)), "objective": "standard"},
         {"defense": me_net("tubal"), "objective": "standard"},
         {"objective": "trades"},
+        {"objective": "n-fgsm", "defense": me_net("nuclear-norm", gradient="exact"), "eot": 2},
+        {"objective": "n-fgsm", "norm": "l2", "epsilon": 1.0},
+        {"ema": 0.99, "label_smoothing": 0.1, "clip_gradient": 0.5, "schedule": "cosine"},
+        {"model": "compact"},
         {"objective": "trades", "defense": {}, "eot": 1},
         {"norm": "l2", "epsilon": 1.0},
         {"optimizer": "adamw", "learning_rate": 1e-3},
@@ -254,3 +258,50 @@ def test_frozen_parts_of_a_defense_stay_as_they_are():
 
     groups = build_optimizer(plain(), model).param_groups
     assert len(groups[0]["params"]) == 2
+
+
+def test_averaged_weights_follow_their_definition():
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))
+    config = plain(ema=0.5)
+    averaged = averaged_copy(config, model)
+    assert averaged_copy(plain(), model) is None
+    expected = {name: value.clone() for name, value in model.state_dict().items()}
+    for step in range(1, 4):
+        model(torch.rand(4, 1, 5, 5) + step)
+        for weight in model.parameters():
+            weight.data.add_(step)
+        update_average(averaged, model, 0.5, step)
+        decay = min(0.5, (1 + step) / (10 + step))
+        for name, value in model.state_dict().items():
+            if value.is_floating_point():
+                expected[name] = decay * expected[name] + (1 - decay) * value
+            else:
+                expected[name] = value.clone()
+    for name, value in averaged.state_dict().items():
+        torch.testing.assert_close(value, expected[name])
+    assert not any(weight.requires_grad for weight in averaged.parameters())
+
+
+def test_the_averaged_model_is_the_one_that_is_judged(tmp_path, monkeypatch):
+    judged = []
+    monkeypatch.setattr(loop, "accuracy", lambda model, *arguments, **options: judged.append(model) or 0.5)
+    monkeypatch.setattr(loop, "save_weights", lambda path, config, model, scores: judged.append(model))
+    monkeypatch.setattr(loop, "load_weights", lambda path, model: judged.append(model) or {"epoch": 1})
+    train(plain(epochs=1, ema=0.9), tmp_path / "run")
+    assert len(judged) == 4
+    assert len(set(map(id, judged))) == 1
+    assert not next(judged[0].parameters()).requires_grad
+
+
+def test_clipping_bounds_the_step(tmp_path, monkeypatch):
+    norms = []
+    original = torch.optim.SGD.step
+
+    def watched(self, *arguments):
+        gradients = [weight.grad.flatten() for group in self.param_groups for weight in group["params"]]
+        norms.append(float(torch.cat(gradients).norm()))
+        return original(self, *arguments)
+
+    monkeypatch.setattr(torch.optim.SGD, "step", watched)
+    train(plain(epochs=1, clip_gradient=0.01), tmp_path / "run")
+    assert max(norms) == pytest.approx(0.01, rel=1e-3)
