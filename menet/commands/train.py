@@ -95,6 +95,9 @@ class Train:
     eot: int | None = None
     """Random draws averaged in each of its gradients (EOT)."""
 
+    noise: float | None = None
+    """Noise of n-fgsm, in units of epsilon. Default: 2."""
+
     epsilon_warm_up: float | None = None
     """Fraction of the run in which the budget of the training attack rises from 0."""
 
@@ -145,7 +148,10 @@ class Train:
     """Train on a random subset of this many images."""
 
     validation: int | None = None
-    """Training images held out to choose the best epoch."""
+    """Training images held out to choose the best epoch, and to detect catastrophic overfitting."""
+
+    guard: int | None = None
+    """Steps between checks for catastrophic overfitting; 0 for none. Default: 200."""
 
     seed: int | None = None
     """Random seed."""
@@ -191,6 +197,7 @@ class Train:
             "norm": self.norm,
             "steps": self.steps,
             "eot": self.eot,
+            "noise": self.noise,
             "epsilon_warm_up": self.epsilon_warm_up,
             "beta": self.beta,
             "label_smoothing": self.label_smoothing,
@@ -208,6 +215,7 @@ class Train:
             "prepared": None if self.prepared is None else str(self.prepared),
             "limit": self.limit,
             "validation": self.validation,
+            "guard": self.guard,
             "seed": self.seed,
             "precision": self.precision,
         }

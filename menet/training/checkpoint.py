@@ -52,6 +52,12 @@ class Progress:
     seen: int = 0
     best: float | None = None
     """The highest validation score of an epoch so far."""
+    robust: float | None = None
+    """The highest robust accuracy in a check for catastrophic overfitting so far."""
+    fgsm: float | None = None
+    """The accuracy under FGSM in the last check that the run passed."""
+    fallbacks: int = 0
+    """How often the run fell back to its last good weights."""
 
     def next_epoch(self) -> None:
         """Begin the next epoch."""
@@ -69,6 +75,8 @@ class TrainState:
     progress: Progress = field(default_factory=Progress)
     averaged: nn.Module | None = None
     """The model with the moving average of its weights, where the run averages them."""
+    good: dict[str, Tensor] = field(default_factory=dict)
+    """The weights of `judged` at the last check for catastrophic overfitting that the run passed."""
 
     @property
     def judged(self) -> nn.Module:
@@ -105,6 +113,7 @@ def save_checkpoint(path: Path, config: TrainingConfig, state: TrainState) -> No
     if state.averaged is not None:
         averaged = _finite_weights(state.averaged, where)
         tensors.update({f"averaged.{name}": value for name, value in averaged.items()})
+    tensors.update({f"good.{name}": value for name, value in state.good.items()})
     for key, values in state.optimizer.state_dict()["state"].items():
         for name, value in values.items():
             if value is not None:
@@ -220,7 +229,7 @@ def content_digest(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> 
 
 
 def model_tensors(tensors: Mapping[str, Tensor], kind: str = "model") -> dict[str, Tensor]:
-    """The model's own tensors, of a checkpoint or of a file of weights; of `kind` averaged, those or none."""
+    """The model's own tensors, of a checkpoint or of a file of weights; of another `kind`, those or none."""
     prefix = f"{kind}."
     inner = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
     return inner if inner or kind != "model" else dict(tensors)
@@ -273,6 +282,10 @@ def _restore(state: TrainState, tensors: Mapping[str, Tensor], progress: Mapping
     _fill(state.model, model_tensors(tensors))
     if state.averaged is not None:
         _fill(state.averaged, model_tensors(tensors, "averaged"))
+    good = model_tensors(tensors, "good")
+    if good:
+        _check_same_tensors(state.model, good)
+        state.good.update(good)
     moments: dict[int, dict[str, Tensor]] = {}
     for name, value in tensors.items():
         kind, _, rest = name.partition(".")

@@ -48,6 +48,8 @@ class TrainingConfig:
     step_size: float = 0.075
     eot: int = 1
     """Random draws of the defense averaged in each gradient of the attack."""
+    noise: float = 2.0
+    """Half-width of N-FGSM's noise in units of `epsilon`; 0 is FGSM, which overfits catastrophically."""
     epsilon_warm_up: float = 0.0
     """Fraction of the run in which the budget of the training attack rises linearly from 0 to `epsilon`."""
     beta: float = 6.0
@@ -82,6 +84,10 @@ class TrainingConfig:
     """Train on a random subset of this many images; all if None."""
     validation: int = 0
     """Training images held out to select the best epoch. With 0 the last epoch is the best."""
+    guard: int = 200
+    """Steps between checks for catastrophic overfitting, on validation images; 0 for none.
+
+    Standard training and runs without validation images are not checked."""
     seed: int = 0
     precision: Precision = "auto"
     """`auto` is bfloat16 on processors with bfloat16 instructions, else float32."""
@@ -106,6 +112,7 @@ class TrainingConfig:
             ("steps", 1),
             ("eot", 1),
             ("validation", 0),
+            ("guard", 0),
             ("seed", 0),
         ):
             _check_integer(name, getattr(self, name), least)
@@ -115,7 +122,9 @@ class TrainingConfig:
             _check_number(name, getattr(self, name), positive=True)
         if self.clip_gradient is not None:
             _check_number("clip_gradient", self.clip_gradient, positive=True)
-        for name in ("epsilon", "beta", "weight_decay", "momentum", "label_smoothing", "ema", "epsilon_warm_up"):
+        for name in ("epsilon", "beta", "weight_decay", "momentum", "noise"):
+            _check_number(name, getattr(self, name), positive=False)
+        for name in ("label_smoothing", "ema", "epsilon_warm_up"):
             _check_number(name, getattr(self, name), positive=False)
         for name in ("momentum", "label_smoothing", "ema"):
             if getattr(self, name) >= 1:

@@ -23,9 +23,6 @@ from menet.distributed import Worker
 from menet.preprocessed import Preprocessed
 from menet.training.config import TrainingConfig
 
-NOISE = 2.0
-"""Half-width of N-FGSM's noise in units of ε, the value its authors use."""
-
 
 class LossAndLogits(NamedTuple):
     """The loss of a batch, and the logits its training accuracy is computed from."""
@@ -36,7 +33,7 @@ class LossAndLogits(NamedTuple):
 
 @dataclass(frozen=True)
 class Standard:
-    """Cross-entropy on clean images. Images of a prepared set are estimates already and skip the defense."""
+    """Cross-entropy on clean images. Those that are `prepared` are estimates already and skip the defense."""
 
     prepared: bool = False
     label_smoothing: float = 0.0
@@ -78,7 +75,7 @@ class Adversarial:
 class NFGSM:
     """Cross-entropy at one gradient step of ε from a noisy image (N-FGSM, de Jorge et al. 2022).
 
-    The noise is uniform in the ball of `NOISE`·ε, and the perturbation is not projected back into the ε-ball:
+    The noise is uniform in the ball of `noise`·ε, and the perturbation is not projected back into the ε-ball:
     pixels are clipped to their range and nothing else. That is what keeps a single step from catastrophic
     overfitting, at two forward and two backward passes per step. Of `attack` only the threat model, the number
     of draws per gradient and the largest batch are used.
@@ -86,6 +83,7 @@ class NFGSM:
 
     attack: PGD
     label_smoothing: float = 0.0
+    noise: float = 2.0
 
     def __call__(
         self,
@@ -95,7 +93,7 @@ class NFGSM:
         generator: torch.Generator,
     ) -> LossAndLogits:
         threat = self.attack.threat
-        noisy = replace(threat, epsilon=NOISE * threat.epsilon).random_start(images, generator)
+        noisy = replace(threat, epsilon=self.noise * threat.epsilon).random_start(images, generator)
         with frozen_batchnorm(model):
             queries = Queries(model, labels)
             expected = ExpectedLoss(
@@ -185,15 +183,17 @@ def training_attack(config: TrainingConfig, worker: Worker | None = None) -> PGD
     )
 
 
-def build_objective(config: TrainingConfig, worker: Worker) -> BatchLoss:
-    """The objective of a configuration."""
+def build_objective(config: TrainingConfig, worker: Worker, *, estimated: bool = False) -> BatchLoss:
+    """The objective of a configuration; `estimated` if its images are estimates already."""
     smoothing = config.label_smoothing
     if config.objective == "standard":
-        return Standard(config.prepared is not None, smoothing)
+        return Standard(estimated or config.prepared is not None, smoothing)
     attack = training_attack(config, worker)
     if config.objective == "trades":
         return Trades(attack, config.beta, smoothing)
-    return NFGSM(attack, smoothing) if config.objective == "n-fgsm" else Adversarial(attack, smoothing)
+    if config.objective == "n-fgsm":
+        return NFGSM(attack, smoothing, config.noise)
+    return Adversarial(attack, smoothing)
 
 
 def weakened(objective: BatchLoss, strength: float) -> BatchLoss:

@@ -17,7 +17,7 @@ from menet.training import load_model, train
 from menet.training.checkpoint import BEST, LAST, load_verified, save_with_digest
 from menet.training.log import read_log
 from menet.training.loop import Saving
-from menet.training.score import accuracy
+from menet.training.validation import accuracy
 
 
 @pytest.fixture(scope="module")
@@ -63,14 +63,14 @@ def test_log_of_a_killed_run_reads_as_if_it_had_not_been(killed):
 @pytest.mark.slow
 def test_nothing_half_written_stays_behind_in_a_finished_run(killed):
     names = {path.name for path in (killed / "peace").iterdir()}
-    assert names == {"config.json", "log.jsonl", LAST, BEST, ".lock"}
+    assert names == {"config.json", "log.jsonl", "curves.png", LAST, BEST, ".lock"}
 
 
 @pytest.mark.slow
 def test_checkpoint_holds_the_whole_state(killed):
     tensors, header = weights.load(killed / "fire" / LAST)
     kinds = {name.split(".")[0] for name in tensors}
-    assert kinds == {"model", "averaged", "optimizer", "generator"}
+    assert kinds == {"model", "averaged", "good", "optimizer", "generator"}
     assert {"generator.model", "generator.augmentation", "generator.attack"} <= tensors.keys()
     assert not [name for name in tensors if name.endswith("_extra_state")]
     assert header["training"] == full().as_dict()

@@ -30,7 +30,7 @@ def tiny(**changes) -> TrainingConfig:
 
 
 def full(**changes) -> TrainingConfig:
-    """The same steps with whatever else a run has to remember: averaged weights, budgets that rise, clipping."""
+    """The same steps with whatever else a run has to remember: averaged and good weights, a rising budget."""
     extra = {
         "objective": "n-fgsm",
         "ema": 0.9,
@@ -38,6 +38,7 @@ def full(**changes) -> TrainingConfig:
         "clip_gradient": 1.0,
         "epsilon_warm_up": 0.5,
         "schedule": "cosine",
+        "guard": 3,
     }
     return tiny(**{**extra, **changes})
 
