@@ -34,7 +34,7 @@ class Evaluate:
     ] = ("standard",)
 
     budget: Literal["quick", "standard", "thorough"] = "standard"
-    """Compute of the attack `standard`: at most 600, 2,500 or 20,000 gradient passes per example."""
+    """Compute of the attack `standard`: at most 400, 2,500 or 20,000 gradient passes per example."""
 
     data: Data = None
 

@@ -67,6 +67,25 @@ def sweeps(subjects: Sequence[Subject]) -> dict[Axis, list[Series]]:
     return found
 
 
+def worst_cases(subjects: Sequence[Subject]) -> list[Series]:
+    """For each model, robust accuracy over ε, at each the lowest over its attacks; clean accuracy is at 0."""
+    found = []
+    for subject in subjects:
+        lowest: dict[float, Accuracy] = {}
+        for records in subject.evaluations.values():
+            epsilon = _epsilon(records.evaluation)
+            if epsilon is None or records.evaluation["threat"]["norm"] != "linf":
+                continue
+            number = accuracy(records)
+            if epsilon not in lowest or number.value < lowest[epsilon].value:
+                lowest[epsilon] = number
+            lowest.setdefault(0.0, accuracy(records, "clean"))
+        if len(lowest) > 1:
+            points = tuple(_point(epsilon, lowest[epsilon]) for epsilon in sorted(lowest))
+            found.append(Series(subject.name, points))
+    return found
+
+
 def voting(records: Records) -> Series | None:
     """Accuracy of the majority vote over the first k scoring draws, k = 1, 2, …: what voting gains on its own."""
     draws = int(records.evaluation["scoring"]["draws"])

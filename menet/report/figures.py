@@ -97,6 +97,11 @@ def sweep(axis: Axis, curves: Sequence[Series]) -> Figure:
     return _curves(curves, axis.label, logarithmic=axis.logarithmic)
 
 
+def worst_cases(curves: Sequence[Series]) -> Figure:
+    """Robust accuracy over ε, the lowest over attacks at each."""
+    return _curves(curves, "ε (pixels in [0,1])", logarithmic=False)
+
+
 def votes(curves: Sequence[Series]) -> Figure:
     """Robust accuracy of the majority vote against the number of votes."""
     return _curves(curves, "votes", logarithmic=True)

@@ -30,6 +30,47 @@ UPPER_BOUND = (
 )
 
 
+def answer(collection: Collection) -> list[str]:
+    """Does it help? In at most three sentences: who is most robust, what the attack matters, what is proven."""
+    subjects = [subject for subject in collection.subjects if subject.evaluations]
+    if not subjects:
+        return []
+    reference = common_threat(subjects)
+    worst = {subject.name: worst_case(at_threat(subject, reference)) for subject in subjects}
+    ranked = sorted(worst, key=lambda name: -_number(worst[name]).value)
+    listed = ", ".join(f"{name} {_told(_number(worst[name]))}" for name in ranked)
+    first = worst[ranked[0]]
+    sentences = [f"In the worst case over attacks at {_budget(first)}, robust accuracy is: {listed}."]
+    overstated = [one for subject in subjects if (one := _overstated(subject, reference)) is not None]
+    if overstated:
+        name, single, lowest = max(overstated, key=lambda one: one[1].value - one[2].value)
+        points = 100 * (single.value - lowest.value)
+        sentences.append(
+            f"{name} keeps {percent(single.value)} if the attacker takes one draw per gradient, and "
+            f"{percent(lowest.value)} in the worst case: {points:.0f} points rested on a weak attack."
+        )
+    proven = [_proven(one.name, one.certificate) for one in collection.subjects if one.certificate]
+    return [*sentences, " ".join([*proven[:1], UPPER_BOUND])]
+
+
+def _proven(name: str, records: Records) -> str:
+    found = certified_accuracies(records)
+    if 1 not in found:
+        return f"For {name} no example is certified."
+    return f"{name} is certified against one arbitrarily perturbed pixel on {_told(found[1])} of the examples."
+
+
+def _overstated(subject: Subject, reference: Threat | None) -> tuple[str, Accuracy, Accuracy] | None:
+    """A random model's robust accuracy under attacks of one draw per gradient, and in the worst case."""
+    white = [one for one in at_threat(subject, reference) if not is_transfer(one)]
+    random = [one for one in white if int(one.evaluation["scoring"]["draws"]) > 1]
+    single = [one for one in random if one.evaluation["attack"].get("eot") == 1]
+    if not single or len(random) == len(single):
+        return None
+    before, after = _number(worst_case(single)), _number(worst_case(random))
+    return (subject.name, before, after) if after.value < before.value else None
+
+
 def findings(collection: Collection) -> list[str]:
     """The findings, one paragraph each: every model, EOT, comparisons, attacks that fail, certificates."""
     subjects = [subject for subject in collection.subjects if subject.evaluations]

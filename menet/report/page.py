@@ -15,6 +15,7 @@ from menet.report import curves, figures, tables
 from menet.report.collect import Collection, Subject
 from menet.report.figures import Figure, styled
 from menet.report.narrative import (
+    answer,
     at_threat,
     attack_words,
     common_threat,
@@ -76,6 +77,7 @@ class Report:
 def report_of(collection: Collection, title: str | None = None) -> Report:
     """Compute every table and figure for which the collection has records."""
     parts: tuple[Callable[[Collection], Section | None], ...] = (
+        _answer,
         _meaning,
         _accuracies,
         _curves,
@@ -95,9 +97,19 @@ def report_of(collection: Collection, title: str | None = None) -> Report:
     )
 
 
+def _answer(collection: Collection) -> Section | None:
+    paragraphs = tuple(answer(collection))
+    if not paragraphs:
+        return None
+    found = curves.worst_cases(collection.subjects)
+    caption = "Robust accuracy over ε, the lowest over all attacks at each, with 95% intervals"
+    pictures = (Picture("answer", caption, figures.worst_cases(found)),) if found else ()
+    return Section("answer", "Does it help?", paragraphs, (tables.summary(collection),), pictures)
+
+
 def _meaning(collection: Collection) -> Section | None:
     paragraphs = (*collection.notes.meaning, *findings(collection))
-    return Section("meaning", "What the numbers mean", paragraphs) if paragraphs else None
+    return Section("meaning", "What each number means", paragraphs, folded=True) if paragraphs else None
 
 
 def _accuracies(collection: Collection) -> Section | None:

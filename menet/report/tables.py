@@ -19,7 +19,18 @@ from menet.evaluation.certify import certified_accuracies
 from menet.evaluation.records import Records
 from menet.files import write_atomically
 from menet.report.collect import Collection, PaperNumber, Subject
-from menet.report.narrative import attack_words, common_threat, interval, is_at, percent, signed, threat_words
+from menet.report.narrative import (
+    at_threat,
+    attack_words,
+    common_threat,
+    interval,
+    is_at,
+    is_transfer,
+    percent,
+    signed,
+    threat_words,
+    worst_case,
+)
 
 FEW = 4
 """The most models of which each pair is compared; with more, the table would be too long to read."""
@@ -172,6 +183,30 @@ def overview(collection: Collection) -> Table:
         "With 95% intervals over examples. Expected: the fraction of draws of the defense under which an example "
         "is classified correctly, averaged. Majority vote: the class most draws predict is correct. "
         "Worst draw: every draw is correct. For a deterministic model the three are the same.",
+    )
+
+
+def summary(collection: Collection) -> Table:
+    """One row per model: clean, under transfer, under the paper's attack of one draw, and in the worst case."""
+    subjects = [subject for subject in collection.subjects if subject.evaluations]
+    reference = common_threat(subjects)
+    rows = []
+    for subject in subjects:
+        evaluations = at_threat(subject, reference)
+        worst = worst_case(evaluations)
+        transfers = [one for one in evaluations if is_transfer(one)]
+        single = [one for one in evaluations if one.evaluation["attack"].get("eot") == 1 and one not in transfers]
+        cells = [cell_of(accuracy(worst, "clean"))]
+        for group in (transfers, single, [worst]):
+            cells.append(cell_of(accuracy(worst_case(group))) if group else Cell("–", number=True))
+        rows.append((Cell(subject.name), *cells, Cell(attack_words(worst))))
+    threat = threat_words(worst_case(at_threat(subjects[0], reference)).evaluation) if subjects else ""
+    return Table(
+        f"Clean and robust accuracy, {threat}",
+        ("model", "clean", "transfer", "one draw", "worst case", "attack that decided"),
+        tuple(rows),
+        "Expected over fresh draws, with 95% intervals over examples. One draw: PGD with one draw per gradient, "
+        "as the paper attacks.",
     )
 
 

@@ -14,6 +14,7 @@ from menet.preprocessed import Preprocessed
 TINY = dataclasses.replace(
     QUICK,
     steps=2,
+    suite=10,
     epochs=1,
     estimated_epochs=1,
     images=100,
@@ -45,10 +46,10 @@ def tiny(tmp_path_factory):
 def test_demo_does_the_main_job_and_uses_it_again(tiny, capsys):
     assert main(["demo", "--quick", "--out", str(tiny)]) == 0
     printed = capsys.readouterr().out
-    for words in ("What the numbers mean", "upper bound", "ME-Net", "certified accuracy", "report.html"):
+    for words in ("Does it help?", "upper bound", "ME-Net", "certified accuracy", "report.html"):
         assert words in printed, words
     page = (tiny / "report.html").read_text()
-    for part in ("accuracy", "pictures", "features", "certificate", "made"):
+    for part in ("answer", "accuracy", "pictures", "features", "certificate", "made"):
         assert f'id="{part}"' in page, part
     assert (tiny / "reconstruction.png").read_bytes().startswith(b"\x89PNG")
     (work,) = tiny.glob("quick-*")
@@ -72,7 +73,7 @@ def test_baselines_take_part(tiny, capsys):
     assert {path: path.stat().st_mtime_ns for path in trained} == trained
     for name, other in BASELINES.items():
         assert list((work / name / "evaluation").glob("*.jsonl")), name
-        assert f"{other.title}: " in printed
+        assert other.title in printed
         assert other.title in page
 
 
@@ -90,7 +91,7 @@ def test_settings_decide_the_folder():
 
 def test_surrogates_are_trained_independently_of_what_they_attack():
     by = {network.folder: network.config(FULL, 0) for network in FULL.networks}
-    for name in ("vanilla", "me-net"):
+    for name in ("vanilla",):
         first, second = by[name], by[f"{name}-surrogate"]
         assert first.seed != second.seed
         assert dataclasses.replace(second, seed=first.seed) == first
