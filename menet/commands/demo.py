@@ -23,7 +23,8 @@ class Demo:
 
     A vanilla network and a ME-Net, each trained plainly and adversarially; transfer attacks, the paper's attack
     of one draw per gradient, and the standard suite at several budgets. A few minutes on two cores, no download.
-    Safe to interrupt: rerun the same command to resume. `--baselines all` adds the defenses that ME-Net is compared with.
+    Safe to interrupt: rerun the same command to resume. `--baselines all` adds the defenses that ME-Net is
+    compared with.
     """
 
     quick: bool = False
