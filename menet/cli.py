@@ -5,6 +5,7 @@ Nothing heavy is imported before a command runs: `menet --help` and `menet COMMA
 
 import _thread
 import difflib
+import errno
 import importlib
 import inspect
 import os
@@ -102,6 +103,11 @@ def run() -> NoReturn:
     sys.exit(code)
 
 
+OUTPUT_FULL = (errno.ENOSPC, errno.EDQUOT)
+OUTPUT_FAILED = (*OUTPUT_FULL, errno.EROFS, errno.EFBIG, errno.EIO)
+"""Errors of a file that is being written, which do not always carry its name."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code.
 
@@ -132,8 +138,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 # Whoever read the output has left, as `head` does. What is still to be written goes nowhere.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 return 141
-            if isinstance(error, OSError) and error.filename is not None:
-                print(f"menet {name}: {error.strerror}: {error.filename}", file=sys.stderr)
+            if isinstance(error, OSError) and (error.filename is not None or error.errno in OUTPUT_FAILED):
+                where = "" if error.filename is None else f": {error.filename}"
+                full = error.errno in OUTPUT_FULL
+                remedy = "; free some space and rerun the same command to resume" if full else ""
+                print(f"menet {name}: {error.strerror}{where}{remedy}", file=sys.stderr)
                 return 2
             if not isinstance(error, MenetError):
                 raise

@@ -1,9 +1,11 @@
 """Atomic writes, locks and checksums of files, and a remote store of folders."""
 
+import glob
 import hashlib
 import os
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,6 +20,8 @@ except ImportError:  # Windows
 UPLOAD_INTERVAL = 60.0
 """Seconds between two uploads of a running job's new files."""
 PART = ".part"
+ABANDONED = 3600.0
+"""Seconds after which the temporary file of a killed process is removed by the next write of the same file."""
 
 
 @contextmanager
@@ -28,6 +32,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """
     final = Path(path)
     final.parent.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(final)
     handle, name = tempfile.mkstemp(dir=final.parent, prefix=f".{final.name}.", suffix=PART)
     os.close(handle)
     temporary = Path(name)
@@ -50,6 +55,18 @@ def write_atomically(path: str | os.PathLike[str], content: bytes | str) -> None
     """Write `content` to `path`, entirely or not at all."""
     with replacing(path) as temporary:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def require_writable(path: str | os.PathLike[str]) -> None:
+    """Raise `OSError` unless a file can be written beside `path`."""
+    folder = Path(path).parent
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, suffix=PART) as file:
+            file.write(b"0")
+            file.flush()
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 @contextmanager
@@ -84,6 +101,14 @@ def sha256(path: str | os.PathLike[str]) -> str:
     """The SHA-256 checksum of a file, in hexadecimal."""
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _remove_abandoned(final: Path) -> None:
+    """Remove temporary files of `final` that a killed process left long ago."""
+    for path in final.parent.glob(f".{glob.escape(final.name)}.*{PART}"):
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > ABANDONED:
+                path.unlink()
 
 
 def _sync_folder(folder: Path) -> None:

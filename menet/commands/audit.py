@@ -63,7 +63,7 @@ class Audit:
         from menet.errors import ConfigurationError
         from menet.evaluation import AuditSettings, audit, provenance
         from menet.evaluation.audit import failed
-        from menet.files import write_atomically
+        from menet.files import require_writable, write_atomically
         from menet.report.tables import audit_table
 
         model, source, dataset, device = subject_of(
@@ -76,6 +76,9 @@ class Audit:
         settings = settings.quick() if self.quick else settings
         if self.examples < 1:
             raise ConfigurationError(f"expected examples >= 1, got {self.examples}")
+        file = self.out or default_folder(self.target, "audit.json")
+        # A folder that cannot be written should be known before minutes of work, not after.
+        require_writable(file)
         count = min(self.examples, 40) if self.quick else self.examples
         images, labels = dataset.batch(slice(0, count))
         findings = audit(
@@ -96,8 +99,7 @@ class Audit:
             "made": {"source": source, **provenance.of_machine(device)},
             "findings": rows,
         }
-        file = self.out or default_folder(self.target, "audit.json")
-        write_atomically(file, json.dumps(content, indent=1))
         audit_table(rows).print()
+        write_atomically(file, json.dumps(content, indent=1))
         print(f"findings: {file}")
         return int(failed(findings))

@@ -51,7 +51,8 @@ Run = Annotated[
     str,
     tyro.conf.Positional,
     tyro.conf.arg(
-        metavar="RUN", help="A run folder or weights file of `menet train`, or package.module:factory."
+        metavar="RUN",
+        help="A run folder or weights file of `menet train`, or package.module:factory, whose code is executed.",
     ),
 ]
 Data = Annotated[

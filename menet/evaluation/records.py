@@ -204,6 +204,25 @@ def _fault(row: Row, evaluation: Mapping[str, Any]) -> str | None:
             return f"has {name} = {row.get(name)!r:.40}, expected an integer"
     if not evaluation["start"] <= row["index"] < evaluation["stop"]:
         return f"has index {row['index']}, outside {evaluation['start']} to {evaluation['stop']}"
+    if isinstance(evaluation.get("scoring"), Mapping) and "adversarial" in row:
+        return next(filter(None, (_score_fault(row, kind) for kind in ("clean", "adversarial"))), None)
+    return None
+
+
+def _score_fault(row: Row, kind: str) -> str | None:
+    """What is wrong with the scores of a row, which every accuracy is computed from."""
+    scores = row.get(kind)
+    if not isinstance(scores, dict):
+        return f"has no {kind} scores"
+    for name in ("predictions", "ranks"):
+        values = scores.get(name)
+        if not isinstance(values, list) or not values or not all(type(one) is int and one >= 0 for one in values):
+            return f"has {kind} {name} {values!r:.40}, expected integers >= 0"
+    if len(scores["predictions"]) != len(scores["ranks"]):
+        return f"has {len(scores['predictions'])} {kind} predictions and {len(scores['ranks'])} ranks"
+    mean = scores.get("mean")
+    if mean is not None and not (isinstance(mean, dict) and type(mean.get("rank")) is int):
+        return f"has a {kind} mean {mean!r:.40}, expected its prediction, rank and probability"
     return None
 
 

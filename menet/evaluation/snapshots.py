@@ -5,6 +5,7 @@ The report shows the images, and computes t-SNE and class distances from the fea
 
 import base64
 import json
+import math
 import os
 import zlib
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ from menet.preprocessed import Preprocessed
 from menet.seeding import reseed
 
 FEATURES_SUFFIX = ".features.safetensors"
+LARGEST = 2**26
+"""Bytes of an image in a record, at most."""
 _ARRAYS = ("labels", "clean", "adversarial")
 
 
@@ -39,9 +42,19 @@ def pack(image: Float[Tensor, "c h w"]) -> dict[str, Any]:
 
 
 def unpack(packed: dict[str, Any]) -> Float[Tensor, "c h w"]:
-    """The image that `pack` packed."""
-    content = zlib.decompress(base64.b64decode(packed["zlib"]))
-    return torch.from_numpy(np.frombuffer(content, "<f4").astype(np.float32)).reshape(packed["shape"])
+    """The image that `pack` packed; what is not one, or larger than it says, is refused before it unpacks."""
+    try:
+        shape = [int(side) for side in packed["shape"]]
+        size = 4 * math.prod(shape)
+        if len(shape) != 3 or min(shape) < 1 or size > LARGEST:
+            raise ValueError(f"shape {shape}")
+        unpacker = zlib.decompressobj()
+        content = unpacker.decompress(base64.b64decode(packed["zlib"]), size + 1)
+        if len(content) != size:
+            raise ValueError(f"expected {size} bytes, got another number")
+    except (ValueError, TypeError, KeyError, OverflowError, zlib.error) as error:
+        raise RecordError(f"a record holds an image that cannot be read: {error}") from error
+    return torch.from_numpy(np.frombuffer(content, "<f4").astype(np.float32)).reshape(shape)
 
 
 @torch.no_grad()

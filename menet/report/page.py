@@ -313,14 +313,15 @@ def write_markdown(report: Report, file: Path) -> list[Path]:
     """Write `file` and a folder of PNG figures named after it; return everything written."""
     figures = file.parent / f"{file.stem}-figures"
     written = []
-    lines = [f"# {report.title}", "", *_paragraphs(report.introduction)]
+    lines = [f"# {_escaped(report.title)}", "", *_paragraphs(report.introduction)]
     for section in report.sections:
         lines += [f"## {section.title}", "", *_markdown(section)]
         for picture in section.pictures:
             target = figures / f"{picture.name}.png"
             write_atomically(target, picture.png())
             written.append(target)
-            lines += [f"![{picture.caption}]({figures.name}/{target.name})", "", f"*{picture.caption}*", ""]
+            caption = _escaped(picture.caption).replace("]", "\\]")
+            lines += [f"![{caption}]({figures.name}/{target.name})", "", f"*{caption}*", ""]
     write_atomically(file, "\n".join(lines).rstrip() + "\n")
     return [file, *written]
 
@@ -339,13 +340,19 @@ def write_tables(report: Report, file: Path, kind: str) -> list[Path]:
 def _markdown(section: Section) -> list[str]:
     lines = _paragraphs(section.paragraphs)
     for table in section.tables:
-        lines += [f"### {table.title}", "", table.markdown(), ""]
+        lines += [f"### {_escaped(table.title)}", "", table.markdown(), ""]
         lines += _paragraphs((table.explanation,) if table.explanation else ())
     for finding in section.findings:
-        lines.append(f"- **{finding['status']}** {finding['model']}, {finding['name']}: {finding['meaning']}")
-        lines += [f"  - {name}: {value}" for name, value in finding["numbers"]]
+        words = f"{finding['model']}, {finding['name']}: {finding['meaning']}"
+        lines.append(f"- **{_escaped(finding['status'])}** {_escaped(words)}")
+        lines += [f"  - {_escaped(f'{name}: {value}')}" for name, value in finding["numbers"]]
     return [*lines, ""] if section.findings else lines
 
 
 def _paragraphs(paragraphs: tuple[str, ...]) -> list[str]:
-    return [line for paragraph in paragraphs for line in (paragraph, "")]
+    # Names of folders and attacks may hold anything; Markdown passes HTML through.
+    return [line for paragraph in paragraphs for line in (_escaped(paragraph), "")]
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;")

@@ -1,0 +1,137 @@
+"""Files from a stranger, full disks and killed writers: one clear error, bounded memory, nothing lost."""
+
+import base64
+import errno
+import json
+import os
+import subprocess
+import sys
+import time
+import zlib
+from pathlib import Path
+
+import pytest
+import torch
+
+from menet import cli, files
+from menet.errors import RecordError
+from menet.evaluation import jsonl, read
+from menet.evaluation.snapshots import pack, unpack
+from menet.files import ABANDONED, require_writable, write_atomically
+from menet.report.page import Report, Section, write_markdown
+
+HEADER = {
+    "format": "menet.records/2",
+    "evaluation": {"label": "pgd", "start": 0, "stop": 3, "scoring": {"draws": 2}},
+    "made": {},
+}
+SCORES = {"predictions": [1, 2], "ranks": [0, 1], "mean": {"prediction": 1, "rank": 0, "probability": 0.5}}
+ROW = {"index": 0, "label": 1, "clean": SCORES, "adversarial": SCORES}
+
+
+def test_an_image_that_unpacks_to_more_than_it_says_is_refused():
+    image = torch.rand(3, 4, 5)
+    assert torch.equal(unpack(pack(image)), image)
+    bomb = base64.b64encode(zlib.compress(bytes(2**28), 9)).decode()
+    assert len(bomb) < 400_000
+    for packed in (
+        {"shape": [3, 4, 5], "zlib": bomb},
+        {"shape": [1, 10**6, 10**6], "zlib": bomb},
+        {"shape": [4], "zlib": bomb},
+        {"shape": "abc", "zlib": ""},
+        {"shape": [1, 1, 1], "zlib": "!"},
+        {"zlib": ""},
+    ):
+        with pytest.raises(RecordError, match="image that cannot be read"):
+            unpack(packed)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"clean": None},
+        {"adversarial": 3},
+        {"adversarial": {**SCORES, "predictions": "12"}},
+        {"adversarial": {**SCORES, "ranks": [0, 1.5]}},
+        {"adversarial": {**SCORES, "ranks": [0]}},
+        {"adversarial": {**SCORES, "ranks": [], "predictions": []}},
+        {"clean": {**SCORES, "predictions": [-1, 2]}},
+        {"clean": {**SCORES, "mean": [0]}},
+        {"label": True},
+        {"index": 99},
+    ],
+)
+def test_a_record_with_a_valid_checksum_and_wrong_values_is_named(tmp_path, wrong):
+    path = tmp_path / "pgd.rank0.jsonl"
+    path.write_bytes(jsonl.encode(HEADER) + jsonl.encode(ROW) + jsonl.encode({**ROW, "index": 1, **wrong}))
+    with pytest.raises(RecordError, match=r"rank0\.jsonl:3 has "):
+        read(path)
+    assert len(read(path, damaged=True).rows) == 1
+
+
+def test_deep_json_is_a_damaged_line(tmp_path):
+    path = tmp_path / "pgd.rank0.jsonl"
+    deep = b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    line = deep[:-1] + f',"crc":"{zlib.crc32(deep):08x}"}}\n'.encode()
+    path.write_bytes(jsonl.encode(HEADER) + line)
+    with pytest.raises(RecordError, match=r":2 is not JSON"):
+        read(path)
+
+
+def test_html_in_names_does_not_reach_markdown(tmp_path):
+    hostile = "<script>alert(1)</script>"
+    section = Section("a", "A", (hostile,), findings=({"model": hostile, "name": hostile, "status": "fail",
+                      "meaning": hostile, "numbers": [(hostile, hostile)]},))  # fmt: skip
+    (file,) = write_markdown(Report(hostile, (hostile,), (section,)), tmp_path / "report.md")
+    assert "<script>" not in file.read_text()
+
+
+def test_what_a_killed_writer_left_is_removed_by_a_later_one(tmp_path):
+    file = tmp_path / "a[1].json"
+    program = (
+        "import os, sys\nfrom menet.files import replacing\n"
+        "with replacing(sys.argv[1]) as path:\n    path.write_text('half')\n    os._exit(9)\n"
+    )
+    subprocess.run([sys.executable, "-c", program, str(file)], check=False)
+    (left,) = tmp_path.glob(".*.part")
+    write_atomically(file, "new")
+    assert left.exists(), "it may belong to a process that is still writing"
+    old = time.time() - 2 * ABANDONED
+    os.utime(left, (old, old))
+    write_atomically(file, "newer")
+    assert not left.exists()
+    assert file.read_text() == "newer"
+
+
+def test_a_full_disk_is_one_line_with_a_remedy(monkeypatch, capsys, tmp_path):
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(files.os, "fsync", full)
+    rows = tmp_path / "run"
+    rows.mkdir()
+    (rows / "pgd.rank0.jsonl").write_bytes(jsonl.encode(HEADER))
+    monkeypatch.setattr("menet.report.collect.collect", full)
+    assert cli.main(["report", str(rows)]) == 2
+    told = capsys.readouterr().err
+    assert "No space left on device; free some space and rerun" in told
+    assert "Traceback" not in told
+
+
+def test_an_output_that_cannot_be_written_is_known_before_the_work(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(OSError, match=r"Not a directory|File exists"):
+        require_writable(file / "audit.json")
+    require_writable(tmp_path / "new" / "audit.json")
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_a_log_that_is_not_text_does_not_stop_a_run(tmp_path):
+    from menet.training.log import read_log
+
+    good = {"kind": "epoch", "step": 3, "epoch": 1}
+    (tmp_path / "log.jsonl").write_bytes(
+        b"\xff\xfe\x00\n" + json.dumps(good).encode() + b"\n" + b"[" * 10**5 + b"\n"
+    )
+    assert read_log(Path(tmp_path)) == [good]
