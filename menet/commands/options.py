@@ -80,6 +80,10 @@ Root = Annotated[
         help_behavior_hint="",
     ),
 ]
+Tables = Annotated[
+    tuple[Literal["csv", "latex", "json"], ...],
+    tyro.conf.arg(metavar="[{csv,latex,json} …]", help_behavior_hint="(default: none)"),
+]
 Dataset = Annotated[
     str,
     tyro.conf.Positional,

@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from menet.commands.options import Tables
+
 
 @dataclass(frozen=True)
 class Report:
@@ -31,9 +33,7 @@ class Report:
     markdown: bool = False
     """Also write the report as Markdown, with its figures as PNG files."""
 
-    tables: Annotated[
-        tuple[Literal["csv", "latex", "json"], ...], tyro.conf.arg(metavar="[{csv,latex,json} …]")
-    ] = ()
+    tables: Tables = ()
     """Also write every table in these formats."""
 
     damaged: bool = False

@@ -10,7 +10,7 @@ import tyro
 from rich.console import Console
 from rich.markup import escape
 
-from menet.commands.options import Root
+from menet.commands.options import Root, Tables
 from menet.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -67,6 +67,9 @@ class Reproduce:
     out: Path = Path("runs/reproduce")
     """Folder of jobs, results and RESULTS.md; with Ray one that all machines share, or any with --store."""
 
+    tables: Tables = ()
+    """Also write every table in these formats."""
+
     store: str | None = None
     """Remote store of all jobs (s3://…, sftp://… or another fsspec address), instead of a shared folder."""
 
@@ -102,7 +105,7 @@ class Reproduce:
             outcomes = self._engine(workers)(jobs, places, _JobLines(len(jobs)))
             for plan in plans:
                 save_summary(summarize(plan, scale, places, outcomes), places)
-            pages = publish(places.root, tuple(EXPERIMENTS))
+            pages = publish(places.root, tuple(EXPERIMENTS), self.tables)
         for failed in failures(outcomes):
             print(f"failed: {failed.title}: {failed.message}; log: {failed.log}")
         lost = sum(one.status == "blocked" for one in outcomes.values())

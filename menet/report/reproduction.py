@@ -24,7 +24,7 @@ from menet.report.figures import (
     sheet,
     styled,
 )
-from menet.report.page import Picture, Report, Section, render_html, write_markdown
+from menet.report.page import Picture, Report, Section, render_html, write_markdown, write_tables
 from menet.report.pictures import Tile, image_grid, psnr, snapshots
 from menet.report.tables import Cell, Table
 
@@ -40,8 +40,11 @@ INTRODUCTION = (
 )
 
 
-def publish(root: Path, order: Sequence[str]) -> list[Path]:
-    """Write RESULTS.md and results.html in `root` from the summaries under it; return the two."""
+def publish(root: Path, order: Sequence[str], tables: Sequence[str] = ()) -> list[Path]:
+    """Write RESULTS.md and results.html in `root` from the summaries under it, and every table as `tables` says.
+
+    Returns the two, and the folder of the tables if there is one.
+    """
     summaries = [
         found
         for scale in SCALES
@@ -52,7 +55,8 @@ def publish(root: Path, order: Sequence[str]) -> list[Path]:
     markdown, site = root / "RESULTS.md", root / "results.html"
     write_markdown(report, markdown)
     write_atomically(site, render_html(report))
-    return [markdown, site]
+    folders = dict.fromkeys(file.parent for kind in tables for file in write_tables(report, markdown, kind))
+    return [markdown, site, *folders]
 
 
 def report_of(summaries: Sequence[dict[str, Any]], root: Path) -> Report:

@@ -278,7 +278,7 @@ def test_only_the_examples_asked_for_are_attacked_unless_a_batch_size_is_chosen(
         [
             (EvaluationSettings(stop=4), [4]),
             (EvaluationSettings(start=8, stop=12), [4]),
-            (EvaluationSettings(stop=250), [100, 100, 100]),
+            (EvaluationSettings(stop=250), [84, 84, 84]),
             (EvaluationSettings(stop=4, batch_size=8), [8]),
         ]
     ):

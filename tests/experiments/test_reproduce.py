@@ -122,7 +122,10 @@ def test_results_name_the_scale_the_claim_and_the_difference(
 ) -> None:
     workspace, _, _ = made
     order = ("figure1", "figure2", "figure4", "figure5", "figure6", "figure10", "table24")
-    markdown, site = publish(workspace.root, order)
+    markdown, site, tables = publish(workspace.root, order, ("csv", "latex"))
+    assert {path.name for path in tables.iterdir()} == {
+        f"{name}.{ending}" for name in ("overview", "table24-smoke") for ending in ("csv", "tex")
+    }
     text = markdown.read_text("utf-8")
     assert "scale smoke" in text
     assert "paper 67.3, " in text
