@@ -10,9 +10,9 @@ from menet import linalg
 from menet.estimators import solver
 from menet.estimators.base import check_nonnegative, check_stopping, checked, estimator, register
 
-TOLERANCE = 1.5e-5
-"""Relative change at which a matrix stops: on images it leaves the estimate within 1e-3 of the fixed point."""
-ITERATIONS = 500
+TOLERANCE = 1e-3
+"""Gradient relative to λ at which a matrix stops: on images the estimate is then within 1e-3 of the fixed point."""
+ITERATIONS = 1000
 FRACTION_OF_LARGEST = 1 / 50
 """The published code's λ, as a fraction of the largest singular value of the zero-filled matrix."""
 
@@ -32,8 +32,8 @@ def soft_impute(
     `shrinkage` is λ; by default, as in the published code, 1/50 of the largest singular value of each
     zero-filled matrix (the gradient includes its derivative). `restore_observed` puts the observed entries back
     at the end, as the published code does: observed pixels, with any adversarial perturbation in them, then pass
-    unchanged. A matrix stops when a step changes it by less than `tol` of its norm. Where nothing is observed
-    the estimate is zero. Differentiable by the implicit function theorem at the minimizer.
+    unchanged. A matrix stops when the norm of its gradient is at most `tol`·λ, as in `nuclear_norm`. Where
+    nothing is observed the estimate is zero. Differentiable by the implicit function theorem at the minimizer.
     """
     check_stopping(tol, max_iter)
     threshold = _threshold(x, shrinkage)

@@ -3,13 +3,17 @@
     minimize over X:   ½ ‖mask ∘ (X − A)‖²  +  λ ‖X‖_*
 
 by a few accelerated gradient steps, which find the rank, and then Newton's method on the unobserved entries,
-which needs two or three more; on a whole batch, each matrix stopping by itself. Written by hand because general
-cone solvers take hundreds of times longer, and no library has a batched, differentiable solver of this problem.
+which needs two or three more; on a whole batch, each matrix stopping by itself. Where λ is small for the scale of
+the data that is slow, and Douglas–Rachford splitting takes over, whose steps are as long as the singular values
+are large, not as λ. Written by hand because general cone solvers take hundreds of times longer, and no library
+has a batched, differentiable solver of this problem.
 
 A *block* is one problem: `(c, n, m)` with n ≥ m. Matrices are blocks with c = 1; for tensors ‖X‖_* is the sum of
 the nuclear norms of the c slices after an orthogonal `mixing` of the channels (see `tubal.py`).
 """
 
+import math
+import warnings
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,23 +23,35 @@ from torch import Tensor
 
 from menet import kernels, linalg
 
-# Gradient steps before the first Newton step, and Newton steps per attempt.
+# Gradient steps before the first Newton step, Newton steps per round, and rounds before the splitting.
 FIRST_STEPS = 6
 NEWTON_STEPS = 6
+ROUNDS = 3
 # Conjugate gradients may be inexact inside Newton's method, but not for the gradient of the estimate.
-NEWTON_ITERATIONS = 5
+NEWTON_ITERATIONS = 20
 ADJOINT_ITERATIONS = 200
 DAMPING = 4.0
 # Momentum starts as if some steps had been taken: the initial estimate is good, so its direction can be trusted.
 FIRST_MOMENTUM = 2.0
+# Splitting: its first round, its over-relaxation, and its first threshold relative to the largest singular value.
+SPLITTING_STEPS = 64
+RELAXATION = 1.6
+FIRST_LEVEL = 0.2
+# A smaller λ, relative to the norm of the matrix, is taken as this: double precision does not resolve less.
+SMALLEST = 1e-9
 _TINY = 1e-30
+
+
+class ConvergenceWarning(UserWarning):
+    """Some matrices reached `max_iter` before `tol`."""
 
 
 class Solution(NamedTuple):
     """The estimate and, per matrix, the iterations, duality gap and rank.
 
     `gap` is the duality gap relative to the objective: the objective is at most that much above the optimum
-    (in practice far less, as the dual point is only a scaled residual). `rank` is that of the estimate.
+    (in practice far less, as the dual point is only a scaled residual). `rank` is that of the estimate, at the
+    precision of its dtype.
     """
 
     estimate: Tensor
@@ -54,6 +70,8 @@ def complete(
 ) -> Tensor:
     """The minimizer for each block of zero-filled `x` `(b, c, n, m)`.
 
+    A block stops when the norm of its gradient is at most `tol`·λ, which bounds its relative duality gap by about
+    2·`tol` and in practice leaves the objective within `tol`² of its minimum, or when its gap is at most `tol`².
     Differentiable in `x` and in `threshold` `(b,)`, by the implicit function theorem at the minimizer.
     """
     turned = x.shape[-1] > x.shape[-2]
@@ -71,13 +89,26 @@ def describe(
     turned = x.shape[-1] > x.shape[-2]
 
     def solve_chunk(x: Tensor, mask: Tensor, threshold: Tensor) -> tuple[Tensor, ...]:
-        estimate, iterations = _iterate(x, mask, threshold, mixing, tol, max_iter)
-        return estimate, iterations, *_duality_gap(estimate, x, mask, threshold, mixing)
+        estimate, iterations, certified = _solve(x, mask, threshold, mixing, tol, max_iter)
+        gap, rank = _duality_gap(estimate, x, mask, threshold, mixing)
+        return estimate, iterations, torch.minimum(gap, certified), rank
 
-    solution = linalg.in_chunks(
+    estimate, iterations, gap, rank = linalg.in_chunks(
         solve_chunk, [linalg.tall(x).contiguous(), linalg.tall(mask).contiguous(), threshold]
     )
-    return Solution(solution[0].mT if turned else solution[0], *solution[1:])
+    _warn(iterations)
+    return Solution(estimate.mT if turned else estimate, iterations.abs(), gap, rank)
+
+
+def _warn(iterations: Tensor) -> None:
+    """Say how many blocks reached the limit: their iterations are negative."""
+    if missed := int((iterations < 0).sum()):
+        warnings.warn(
+            f"{missed} of {len(iterations)} matrices did not converge in {-int(iterations.min())} iterations; "
+            "raise max_iter, or loosen tol",
+            ConvergenceWarning,
+            stacklevel=2,
+        )
 
 
 class _Complete(torch.autograd.Function):
@@ -93,10 +124,11 @@ class _Complete(torch.autograd.Function):
         tol: float,
         max_iter: int,
     ) -> Tensor:
-        (estimate,) = linalg.in_chunks(
-            lambda x, mask, threshold: _iterate(x, mask, threshold, mixing, tol, max_iter)[:1],
+        estimate, iterations, _ = linalg.in_chunks(
+            lambda x, mask, threshold: _solve(x, mask, threshold, mixing, tol, max_iter),
             [x, mask, threshold],
         )
+        _warn(iterations)
         context.save_for_backward(x, mask, threshold, estimate, mixing)
         return estimate
 
@@ -111,10 +143,29 @@ class _Complete(torch.autograd.Function):
         return of_x, None, of_threshold, None, None, None
 
 
-def _iterate(
+def _solve(
+    x: Tensor, mask: Tensor, threshold: Tensor, mixing: Tensor | None, tol: float, max_iter: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Solve one chunk: estimates, iterations (negative where the limit was reached) and certified gaps (or inf).
+
+    Three methods, each for what the one before left: gradient and Newton steps in the precision of `x`; the same
+    in double precision, which a small λ needs; splitting and Newton steps.
+    """
+    estimate, iterations = _attempt(x, mask, threshold, mixing, tol, max_iter)
+    certified = torch.full(x.shape[:1], torch.inf, dtype=torch.float64, device=x.device)
+    left = iterations == 0
+    if bool(left.any()):
+        again = _solve if x.dtype != torch.float64 else _split
+        rest = None if mixing is None else mixing.double()
+        found = again(x[left].double(), mask[left], threshold[left].double(), rest, tol, max_iter)
+        estimate[left], iterations[left], certified[left] = found[0].to(x.dtype), found[1], found[2]
+    return estimate, iterations, certified
+
+
+def _attempt(
     x: Tensor, mask: Tensor, threshold: Tensor, mixing: Tensor | None, tol: float, max_iter: int
 ) -> tuple[Tensor, Tensor]:
-    """Solve one chunk: gradient steps and Newton steps alternate until every block has converged.
+    """Gradient steps and Newton steps in turns, for a few rounds; iterations are 0 where that did not suffice.
 
     For matrices on a CPU the same steps are compiled in `kernels/completion.py`: in torch most of the time would
     go into calls and passes over memory.
@@ -132,42 +183,148 @@ def _compiled(
     from menet.kernels.completion import complete_each
 
     estimate, iterations = torch.empty_like(x), torch.empty(len(x), dtype=torch.long)
+    nothing = x.new_empty(0, *x.shape[2:]), x.new_empty(0, 0), x.new_empty(0, 0, 0), x.new_empty(0)
     precision = torch.finfo(x.dtype)
-    settings = (float(tol), max_iter, FIRST_STEPS, NEWTON_STEPS, NEWTON_ITERATIONS, DAMPING, FIRST_MOMENTUM)
+    settings = (
+        *(float(tol), max_iter, ROUNDS, FIRST_STEPS, NEWTON_STEPS, NEWTON_ITERATIONS, DAMPING, FIRST_MOMENTUM),
+        *(_solvable(x.dtype, tol), SMALLEST),
+    )
     tensors = (x[:, 0], mask[:, 0], threshold, estimate[:, 0], iterations)
     converged = complete_each(
-        *(tensor.detach().numpy() for tensor in tensors), settings, precision.eps, precision.tiny
+        *(tensor.detach().numpy() for tensor in tensors),
+        tuple(tensor.numpy() for tensor in nothing),
+        settings,
+        precision.eps,
+        precision.tiny,
     )
     return (estimate, iterations) if converged else None
+
+
+def _solvable(dtype: torch.dtype, tol: float) -> float:
+    """The smallest λ, relative to the norm of the matrix, whose gradient this precision resolves to `tol`·λ.
+
+    The Gram matrix gives a singular value s with an error of about eps·s₁²/s.
+    """
+    if dtype == torch.float64:
+        return 0.0
+    return min(1.0, math.sqrt(0.1 * torch.finfo(dtype).eps / max(tol, 1e-5)))
 
 
 def _batched(
     x: Tensor, mask: Tensor, threshold: Tensor, mixing: Tensor | None, tol: float, max_iter: int
 ) -> tuple[Tensor, Tensor]:
-    problem = _Problem(x, (~mask).to(x.dtype), threshold, mixing)
-    result = torch.empty_like(x)
-    iterations = torch.full(x.shape[:1], max_iter, dtype=torch.long, device=x.device)
-    index = torch.arange(len(x), device=x.device)
-    filled = torch.addcmul(x, local_average(x, mask), problem.unseen)
-    damping = x.new_full(x.shape[:1], DAMPING)
+    problem, scale = _scaled(x, mask, threshold, mixing)
+    result = torch.zeros_like(x)
+    iterations = torch.zeros(len(x), dtype=torch.long, device=x.device)
+    solvable = problem.threshold >= _solvable(x.dtype, tol) * _norm(problem)
+    index = torch.where(solvable | (problem.threshold == 0))[0]
+    problem = problem.of(index)
+    filled = problem.fill(local_average(problem.x, mask[index]))
+    damping = problem.x.new_full(problem.x.shape[:1], DAMPING)
     used, steps = 0, FIRST_STEPS
-    while True:
+    for _ in range(ROUNDS):
+        if not len(index):
+            break
         steps = min(steps, max_iter - used - 1)
         filled = _accelerate(problem, filled, steps)
         used += steps
-        estimate, filled, taken = _newton(problem, filled, damping, tol, min(NEWTON_STEPS, max_iter - used))
+        limit = min(NEWTON_STEPS, max_iter - used)
+        estimate, filled, taken = _newton(problem, filled, damping, tol, limit)
         done = taken > 0
-        used_up = used + NEWTON_STEPS >= max_iter
         result[index] = estimate
         iterations[index[done]] = used + taken[done]
         left = ~done
-        if used_up or not bool(left.any()):
-            return result, iterations
-        used += NEWTON_STEPS
+        used += limit
         problem, filled, index, damping = problem.of(left), filled[left], index[left], damping[left]
+        if used >= max_iter:
+            iterations[index] = -max_iter
+            break
         # Blocks that did not converge are far from their minimum in a flat valley: more gradient steps, more
         # damping.
         steps, damping = 2 * steps, 8 * damping
+    return result * scale, iterations
+
+
+def _split(
+    x: Tensor, mask: Tensor, threshold: Tensor, mixing: Tensor | None, tol: float, max_iter: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Splitting and Newton steps in turns until every block has converged or reached the limit; as `_solve`.
+
+    Douglas–Rachford splitting (Lions & Mercier, 1979) shrinks by a `level` of its own choice, the size of the
+    singular values instead of λ, so a small λ costs no more iterations than a large one. The ratio of the two
+    weights the residual, and is balanced (Boyd et al., 2011, §3.4).
+    """
+    problem, scale = _scaled(x, mask, threshold, mixing)
+    result, problem_threshold = torch.zeros_like(x), problem.threshold
+    iterations = torch.full(x.shape[:1], -max_iter, dtype=torch.long, device=x.device)
+    certified = torch.full_like(problem.threshold, torch.inf)
+    index = torch.arange(len(x), device=x.device)
+    governing, before = problem.x, problem.x
+    spectrum = problem.decompose(problem.x).values.reshape(len(x), -1).amax(1)
+    level = torch.maximum(FIRST_LEVEL * spectrum, problem.threshold)
+    damping = x.new_full(x.shape[:1], DAMPING)
+    used, steps, goal = ROUNDS * NEWTON_STEPS + (2**ROUNDS - 1) * FIRST_STEPS, SPLITTING_STEPS, max(tol**2, 1e-5)
+    while used < max_iter and len(index):
+        for step in range(1, min(steps, max_iter - used) + 1):
+            weight = (level / problem.threshold)[:, None, None, None]
+            decomposition = problem.decompose(governing)
+            estimate = problem.shrink(decomposition, level)
+            values = (decomposition.values.reshape(len(level), -1) - level[:, None]).clamp(min=0).sum(1)
+            dual = (governing - estimate) / weight
+            gap = problem.gap(estimate, values, dual)
+            result[index], certified[index] = estimate, gap
+            done = gap <= tol**2
+            iterations[index[done]] = used + step
+            reflected = 2 * estimate - governing
+            near = torch.lerp((reflected + weight * problem.x) / (1 + weight), reflected, problem.unseen)
+            grown = torch.ones_like(level)
+            if step % 8 == 0:
+                primal = _size(estimate - near) / _size(estimate).clamp(min=_TINY)
+                change = _size(near - before) / _size(governing - estimate).clamp(min=_TINY)
+                grown = torch.where(primal > 2 * change, 0.5, torch.where(change > 2 * primal, 2.0, grown))
+                grown = torch.maximum(grown, problem.threshold / level)
+            moved = governing + RELAXATION * (near - estimate)
+            factor = grown[:, None, None, None]
+            governing = torch.where(factor == 1, moved, estimate + factor * (governing - estimate))
+            level, before = level * grown, near
+            if bool(done.any()):
+                stays = ~done
+                problem, index, level, damping = problem.of(stays), index[stays], level[stays], damping[stays]
+                governing, before, estimate, gap = governing[stays], before[stays], estimate[stays], gap[stays]
+            if not len(index) or bool((gap <= goal).all()):
+                break
+        used += step
+        if used >= max_iter or not len(index):
+            break
+        limit = min(NEWTON_STEPS, max_iter - used)
+        estimate, _, taken = _newton(problem, problem.fill(estimate), damping, tol, limit)
+        done, stays = taken > 0, taken == 0
+        result[index[done]], iterations[index[done]] = estimate[done], used + taken[done]
+        certified[index[done]] = torch.inf
+        problem, index, level, damping = problem.of(stays), index[stays], level[stays], damping[stays]
+        governing, before = governing[stays], before[stays]
+        used, steps, goal = used + limit, 2 * steps, tol**2
+    # A λ that was raised to `SMALLEST` is another problem.
+    raised = problem_threshold > threshold / scale[:, 0, 0, 0]
+    return result * scale, iterations, torch.where(raised, torch.inf, certified)
+
+
+def _scaled(x: Tensor, mask: Tensor, threshold: Tensor, mixing: Tensor | None) -> tuple["_Problem", Tensor]:
+    """The problem in units of a power of two close to the largest entry of each block, and these units."""
+    scale = linalg.power_of_two(x, (1, 2, 3))
+    problem = _Problem(x / scale, (~mask).to(x.dtype), threshold / scale[:, 0, 0, 0], mixing)
+    small = torch.maximum(problem.threshold, SMALLEST * _norm(problem))
+    return problem._replace(threshold=torch.where(problem.threshold > 0, small, 0)), scale
+
+
+def _norm(problem: "_Problem") -> Tensor:
+    """The norm of the whole matrix, if its unobserved entries are as large as the others."""
+    seen = (1 - problem.unseen).mean((1, 2, 3)).clamp(min=1 / problem.x[0].numel())
+    return _size(problem.x) / seen.sqrt()
+
+
+def _size(x: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(x, dim=(1, 2, 3))
 
 
 class _Problem(NamedTuple):
@@ -193,16 +350,29 @@ class _Problem(NamedTuple):
     def decompose(self, filled: Tensor) -> linalg.Decomposition:
         return linalg.decompose(_slices(filled, self.mixing))
 
-    def shrink(self, decomposition: linalg.Decomposition) -> Tensor:
-        """S(z) of the decomposed z."""
-        return _blocks(linalg.shrink(decomposition, self._level()), self.x.shape, self.mixing)
+    def shrink(self, decomposition: linalg.Decomposition, level: Tensor | None = None) -> Tensor:
+        """S(z) of the decomposed z, by λ or by another level."""
+        return _blocks(linalg.shrink(decomposition, self._of_slices(level)), self.x.shape, self.mixing)
 
     def derivative(self, decomposition: linalg.Decomposition) -> "_Derivative":
         """The derivative of S at the decomposed z."""
-        return _Derivative(linalg.shrink_derivative(decomposition, self._level()), self.mixing)
+        return _Derivative(linalg.shrink_derivative(decomposition, self._of_slices()), self.mixing)
 
-    def _level(self) -> Tensor:
-        return self.threshold.repeat_interleave(self.x.shape[1])
+    def gap(self, estimate: Tensor, nuclear: Tensor, dual: Tensor) -> Tensor:
+        """The relative duality gap of an estimate with that nuclear norm.
+
+        `dual` has a spectral norm of at most λ. Its observed part may exceed λ by the norm of the rest, and is
+        scaled to be feasible.
+        """
+        misfit = ((self.x - estimate) * (1 - self.unseen)).square().sum((1, 2, 3)) / 2
+        primal = misfit + self.threshold * nuclear
+        scale = self.threshold / (self.threshold + _size(dual * self.unseen)).clamp(min=_TINY)
+        dual = dual * (1 - self.unseen)
+        value = scale * (dual * self.x).sum((1, 2, 3)) - scale.square() * dual.square().sum((1, 2, 3)) / 2
+        return (primal - value) / primal.clamp(min=_TINY)
+
+    def _of_slices(self, level: Tensor | None = None) -> Tensor:
+        return (self.threshold if level is None else level).repeat_interleave(self.x.shape[1])
 
 
 class _Derivative(NamedTuple):
@@ -251,7 +421,6 @@ def _newton(
     A block whose gradient grew is reset by a plain gradient step and leaves with step 0 (not converged). Work is
     spent on the remaining blocks only.
     """
-    norm = torch.linalg.vector_norm
     estimates, settled = torch.empty_like(filled), torch.empty_like(filled)
     taken = torch.zeros(len(filled), dtype=torch.long, device=filled.device)
     index = torch.arange(len(filled), device=filled.device)
@@ -263,10 +432,10 @@ def _newton(
         shrunk = problem.shrink(decomposition)
         stepped = problem.fill(shrunk)
         downhill = stepped - filled
-        size, length = norm(downhill, dim=(1, 2, 3)), norm(shrunk, dim=(1, 2, 3)).clamp(min=_TINY)
+        size, length = _size(downhill), _size(shrunk).clamp(min=_TINY)
         finished = size <= rounding * length
         worse = ~((size < before) | finished)
-        done = finished | (~worse & (size <= tol * length))
+        done = finished | (~worse & (size <= tol * problem.threshold))
         taken[index[done]] = step
         leaves = torch.ones_like(done) if step == steps else done | worse
         if bool(leaves.any()):
@@ -316,8 +485,8 @@ def _implicit_gradient(
     the adjoint solves  v = g + mask̄∘J v  (by conjugate gradients on the unobserved entries, where I − mask̄∘J is
     symmetric and positive), then  Ā = mask∘J v.
     """
-    problem = _Problem(x, (~mask).to(x.dtype), threshold, mixing)
-    derivative = problem.derivative(problem.decompose(problem.fill(estimate)))
+    problem, scale = _scaled(x, mask, threshold, mixing)
+    derivative = problem.derivative(problem.decompose(problem.fill(estimate / scale)))
     precision = 10 * torch.finfo(x.dtype).eps
     start = derivative(outgoing) * problem.unseen
     adjoint = outgoing + _solve_hessian(derivative, problem.unseen, start, ADJOINT_ITERATIONS, precision)

@@ -82,12 +82,15 @@ class _Truncate(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(context: Any, outgoing: Tensor) -> tuple[Tensor | None, ...]:
         x, fraction, *decomposition = context.saved_tensors
-        (of_x,) = linalg.in_chunks(
-            lambda outgoing, x, values, vectors, kept: (
-                linalg.truncate_derivative(linalg.Decomposition(x, values, vectors), kept)(outgoing),
-            ),
-            [outgoing / fraction[:, None, None], x, *decomposition],
-        )
+
+        def derivative(
+            outgoing: Tensor, x: Tensor, values: Tensor, vectors: Tensor, kept: Tensor
+        ) -> tuple[Tensor]:
+            scale = linalg.power_of_two(x, (1, 2))
+            found = linalg.Decomposition(x / scale, values / scale[:, 0], vectors)
+            return (linalg.truncate_derivative(found, kept)(outgoing),)
+
+        (of_x,) = linalg.in_chunks(derivative, [outgoing / fraction[:, None, None], x, *decomposition])
         return of_x, None, None, None
 
 

@@ -17,21 +17,26 @@ def complete_each(
     thresholds: Array,
     estimate: Array,
     iterations: NDArray[np.int64],
-    settings: tuple[float, int, int, int, int, float, float],
+    reached: tuple[Array, Array, Array, Array],
+    settings: tuple[float, int, int, int, int, int, float, float, float, float],
     eps: float,
     tiny: float,
 ) -> bool:
     """Solve each problem, starting from local averages.
 
-    `settings` holds tol, max_iter, the number of gradient steps, of Newton steps and of conjugate gradient
-    iterations in each, the initial damping and the initial momentum. Returns False if an eigenvalue iteration did
-    not converge.
+    `settings` holds tol, max_iter, the number of rounds, of gradient steps, of Newton steps and of conjugate
+    gradient iterations in each, the initial damping, the initial momentum, and the smallest ratio of threshold
+    to norm that is solved here, and that is told from zero. Where `reached` is not empty, it receives the filled
+    matrix at which the iteration ended, its singular values, its right singular vectors as rows, and the
+    threshold, in units of `scale_of` the matrix. `iterations` is 0 where these rounds did not suffice, negative
+    where `max_iter` was reached. Returns False if an eigenvalue iteration did not converge.
     """
-    tol, max_iter, first_steps, newton_steps, inner_iterations, first_damping, first_momentum = settings
+    tol, max_iter, rounds, first_steps, newton_steps, inner_iterations, first_damping = settings[:7]
+    first_momentum, solvable, smallest = settings[7:]
     rows, size = x.shape[1], x.shape[2]
     width = padded(size)
     kind = x.dtype
-    one = kind.type(1)
+    zero, one = kind.type(0), kind.type(1)
     big, small = (rows, width), (width, width)
     a, unseen, filled, point = np.zeros(big, kind), np.zeros(big, kind), np.zeros(big, kind), np.zeros(big, kind)
     shrunk, before_shrunk = np.zeros(big, kind), np.zeros(big, kind)
@@ -43,17 +48,30 @@ def complete_each(
     inside, mixed = np.zeros(small, kind), np.zeros(small, kind)
     values, ratio = np.empty(size, kind), np.empty(size, kind)
     scratch = scratch_for(size, kind)
+    keep_filled, keep_values, keep_basis, keep_threshold = reached
     for number in range(len(x)):
-        threshold = thresholds[number]
+        scale = scale_of(x[number], kind.type(tiny))
+        total, seen = zero, zero
         for r in range(rows):
             for k in range(size):
-                a[r, k] = x[number, r, k]
+                entry = x[number, r, k] / scale
+                a[r, k] = entry
                 unseen[r, k] = not mask[number, r, k]
+                total += entry * entry
+                seen += one - unseen[r, k]
+        norm = kind.type(math.sqrt(total * kind.type(rows * size) / max(seen, one)))
+        threshold = thresholds[number] / scale
+        if threshold > 0:
+            if threshold < kind.type(solvable) * norm:
+                iterations[number] = 0
+                continue
+            threshold = max(threshold, kind.type(smallest) * norm)
+        goal_size = tol * threshold
         local_average(a, unseen, size, point)
         _fill(a, unseen, point, filled)
         damping = first_damping
         used, steps, taken = 0, first_steps, 0
-        while True:
+        for _ in range(rounds):
             steps = min(steps, max_iter - used - 1)
             momentum: Number = first_momentum
             point[:] = filled
@@ -86,7 +104,7 @@ def complete_each(
                     break
                 shrunk, before_shrunk = before_shrunk, shrunk
                 stepped, before_stepped = before_stepped, stepped
-                if finished or gradient <= tol * length:
+                if finished or gradient <= goal_size:
                     taken = step
                     break
                 if step == limit:
@@ -101,14 +119,9 @@ def complete_each(
                 for _ in range(inner_iterations):
                     if not square > goal:
                         break
-                    np.dot(left.T, direction, mixed)
-                    np.dot(mixed, turned, inside)
-                    for i in range(size):
-                        for k in range(size):
-                            mixed[i, k] = same[i, k] * inside[i, k] + crossed[i, k] * inside[k, i]
-                    np.dot(mixed, basis, inside)
-                    np.dot(direction, core, image)
-                    np.dot(left, inside, turned_image)
+                    _apply(
+                        direction, core, left, turned, basis, same, crossed, inside, mixed, image, turned_image
+                    )
                     curvature = _hessian(direction, unseen, added, image, turned_image)
                     if not curvature > 0:
                         break
@@ -117,16 +130,44 @@ def complete_each(
                     _new_direction(direction, residual, smaller / square)
                     square = smaller
                 last_size = gradient
-            filled, before_stepped = before_stepped, filled
-            if taken or used + newton_steps >= max_iter:
+            if taken:
                 break
-            used += newton_steps
+            filled, before_stepped = before_stepped, filled
+            used += limit
+            if used >= max_iter:
+                break
+            # Far from the minimum in a flat valley: more gradient steps, more damping.
             steps, damping = 2 * steps, 8 * damping
-        iterations[number] = used + taken if taken else max_iter
+        iterations[number] = used + taken if taken else -max_iter if used >= max_iter else 0
         for r in range(rows):
             for k in range(size):
-                estimate[number, r, k] = before_shrunk[r, k]
+                estimate[number, r, k] = before_shrunk[r, k] * scale
+        if len(keep_filled):
+            if not taken:
+                _fill(a, unseen, before_shrunk, filled)
+                if not _decompose(filled, values, basis, scratch, eps, tiny):
+                    return False
+            keep_threshold[number] = threshold
+            for k in range(size):
+                keep_values[number, k] = values[k]
+                for i in range(size):
+                    keep_basis[number, k, i] = basis[k, i]
+            for r in range(rows):
+                for k in range(size):
+                    keep_filled[number, r, k] = filled[r, k]
     return True
+
+
+@inlined
+def scale_of(x: Array, tiny: Number) -> Number:
+    """A power of two close to the largest entry: division by it is exact, and squares do not overflow."""
+    largest = x.dtype.type(0)
+    for r in range(x.shape[0]):
+        for k in range(x.shape[1]):
+            largest = max(largest, abs(x[r, k]))
+    if largest <= tiny:
+        return x.dtype.type(1) if largest == 0 else tiny
+    return x.dtype.type(math.ldexp(1.0, math.frexp(largest)[1] - 1))
 
 
 @inlined
@@ -232,6 +273,32 @@ def _square(x: Array) -> Number:
         for k in range(x.shape[1]):
             total += x[r, k] * x[r, k]
     return total
+
+
+@inlined
+def _apply(
+    direction: Array,
+    core: Array,
+    left: Array,
+    turned: Array,
+    basis: Array,
+    same: Array,
+    crossed: Array,
+    inside: Array,
+    mixed: Array,
+    image: Array,
+    more: Array,
+) -> None:
+    """The derivative of the shrinkage along a direction, as the sum of `image` and `more`."""
+    size = len(basis)
+    np.dot(left.T, direction, mixed)
+    np.dot(mixed, turned, inside)
+    for i in range(size):
+        for k in range(size):
+            mixed[i, k] = same[i, k] * inside[i, k] + crossed[i, k] * inside[k, i]
+    np.dot(mixed, basis, inside)
+    np.dot(direction, core, image)
+    np.dot(left, inside, more)
 
 
 @inlined

@@ -105,6 +105,7 @@ def test_what_is_not_finite_ends(poison):
     assert not bool(values.isfinite().all())
 
 
+@pytest.mark.filterwarnings("ignore::menet.estimators.ConvergenceWarning")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", [(32, 96), (28, 28), (5, 40), (1, 7), (40, 9)])
 @pytest.mark.parametrize("estimator", [NuclearNorm(), SoftImpute(), NuclearNorm(tol=0, max_iter=9)], ids=str)
