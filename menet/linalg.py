@@ -154,7 +154,7 @@ def tall(x: Tensor) -> Tensor:
 
 
 def power_of_two(x: Tensor, dim: tuple[int, ...]) -> Tensor:
-    """A power of two close to the largest entry along `dim`: dividing by it is exact, and squares are then safe."""
+    """A power of two close to the largest entry along `dim`: division by it is exact, squares are then safe."""
     largest = x.detach().abs().amax(dim, keepdim=True)
     exponent = torch.frexp(largest).exponent.clamp(min=round(math.log2(torch.finfo(x.dtype).tiny))) - 1
     return torch.where(largest > 0, torch.ldexp(torch.ones_like(largest), exponent), 1)

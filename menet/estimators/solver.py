@@ -23,14 +23,15 @@ from torch import Tensor
 
 from menet import kernels, linalg
 
-# Gradient steps before the first Newton step, Newton steps per round, and rounds before the splitting.
-FIRST_STEPS = 6
-NEWTON_STEPS = 6
-ROUNDS = 3
-# Conjugate gradients may be inexact inside Newton's method, but not for the gradient of the estimate.
-NEWTON_ITERATIONS = 20
-ADJOINT_ITERATIONS = 200
-DAMPING = 4.0
+# Gradient steps before the first Newton step, and Newton steps before the splitting.
+FIRST_STEPS = 5
+NEWTON_STEPS = 60
+# Conjugate gradients may be inexact inside Newton's method; for the gradient there is a tolerance.
+NEWTON_ITERATIONS = 30
+ADJOINT_ITERATIONS = 500
+GRADIENT_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-10}
+# The initial damping, and its factors after a step that lowered the gradient and one that did not.
+DAMPING = (4.0, 0.5, 8.0)
 # Momentum starts as if some steps had been taken: the initial estimate is good, so its direction can be trusted.
 FIRST_MOMENTUM = 2.0
 # Splitting: its first round, its over-relaxation, and its first threshold relative to the largest singular value.
@@ -66,17 +67,27 @@ class Solution(NamedTuple):
 
 
 def complete(
-    x: Tensor, mask: Tensor, threshold: Tensor, mixing: Tensor | None, tol: float, max_iter: int
+    x: Tensor,
+    mask: Tensor,
+    threshold: Tensor,
+    mixing: Tensor | None,
+    tol: float,
+    max_iter: int,
+    gradient_tol: float | None = None,
 ) -> Tensor:
     """The minimizer for each block of zero-filled `x` `(b, c, n, m)`.
 
     A block stops when the norm of its gradient is at most `tol`·λ, which bounds its relative duality gap by about
     2·`tol` and in practice leaves the objective within `tol`² of its minimum, or when its gap is at most `tol`².
-    Differentiable in `x` and in `threshold` `(b,)`, by the implicit function theorem at the minimizer.
+    Differentiable in `x` and in `threshold` `(b,)`, by the implicit function theorem at the minimizer; its linear
+    system is solved to a relative residual of `gradient_tol`.
     """
     turned = x.shape[-1] > x.shape[-2]
+    if gradient_tol is None:
+        gradient_tol = GRADIENT_TOLERANCE[x.dtype]
     estimate = _Complete.apply(
-        linalg.tall(x).contiguous(), linalg.tall(mask).contiguous(), threshold, mixing, tol, max_iter
+        *(linalg.tall(x).contiguous(), linalg.tall(mask).contiguous(), threshold, mixing, tol, max_iter),
+        gradient_tol,
     )
     return estimate.mT if turned else estimate
 
@@ -123,81 +134,136 @@ class _Complete(torch.autograd.Function):
         mixing: Tensor | None,
         tol: float,
         max_iter: int,
+        gradient_tol: float,
     ) -> Tensor:
-        estimate, iterations, _ = linalg.in_chunks(
-            lambda x, mask, threshold: _solve(x, mask, threshold, mixing, tol, max_iter),
+        keep = any(context.needs_input_grad) and mixing is None and kernels.suit(x)
+        estimate, iterations, _, *reached = linalg.in_chunks(
+            lambda x, mask, threshold: _solve(x, mask, threshold, mixing, tol, max_iter, keep),
             [x, mask, threshold],
         )
         _warn(iterations)
-        context.save_for_backward(x, mask, threshold, estimate, mixing)
+        context.gradient_tol = gradient_tol
+        if keep:
+            context.save_for_backward(mask, *reached)
+        else:
+            context.save_for_backward(mask, x, threshold, estimate, mixing)
+        context.compiled = keep
         return estimate
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(context: Any, outgoing: Tensor) -> tuple[Tensor | None, ...]:
-        x, mask, threshold, estimate, mixing = context.saved_tensors
-        of_x, of_threshold = linalg.in_chunks(
-            partial(_implicit_gradient, mixing=mixing),
-            [x, mask, threshold, estimate, outgoing.contiguous()],
-        )
-        return of_x, None, of_threshold, None, None, None
+        mask, *saved = context.saved_tensors
+        outgoing = outgoing.contiguous()
+        if context.compiled:
+            adjoint = partial(_compiled_adjoint, tol=context.gradient_tol)
+            of_x, of_threshold = linalg.in_chunks(adjoint, [outgoing, mask, *saved])
+        else:
+            x, threshold, estimate, mixing = saved
+            adjoint = partial(_implicit_gradient, mixing=mixing, tol=context.gradient_tol)
+            of_x, of_threshold = linalg.in_chunks(adjoint, [x, mask, threshold, estimate, outgoing])
+        return of_x, None, of_threshold, *[None] * 4
 
 
 def _solve(
-    x: Tensor, mask: Tensor, threshold: Tensor, mixing: Tensor | None, tol: float, max_iter: int
-) -> tuple[Tensor, Tensor, Tensor]:
+    x: Tensor,
+    mask: Tensor,
+    threshold: Tensor,
+    mixing: Tensor | None,
+    tol: float,
+    max_iter: int,
+    keep: bool = False,
+) -> tuple[Tensor, ...]:
     """Solve one chunk: estimates, iterations (negative where the limit was reached) and certified gaps (or inf).
 
     Three methods, each for what the one before left: gradient and Newton steps in the precision of `x`; the same
-    in double precision, which a small λ needs; splitting and Newton steps.
+    in double precision, which a small λ needs; splitting and Newton steps. With `keep` also what the compiled
+    adjoint needs: the filled matrices, their singular values and right singular vectors (as rows), and λ.
     """
-    estimate, iterations = _attempt(x, mask, threshold, mixing, tol, max_iter)
+    estimate, iterations, *reached = _attempt(x, mask, threshold, mixing, tol, max_iter, keep)
     certified = torch.full(x.shape[:1], torch.inf, dtype=torch.float64, device=x.device)
     left = iterations == 0
     if bool(left.any()):
         again = _solve if x.dtype != torch.float64 else _split
         rest = None if mixing is None else mixing.double()
-        found = again(x[left].double(), mask[left], threshold[left].double(), rest, tol, max_iter)
+        part = x[left].double(), mask[left], threshold[left].double(), rest
+        found = again(*part, tol, max_iter)
         estimate[left], iterations[left], certified[left] = found[0].to(x.dtype), found[1], found[2]
-    return estimate, iterations, certified
+        if keep:
+            for whole, piece in zip(reached, _reached(*part, found[0]), strict=True):
+                whole[left] = piece.to(x.dtype)
+    return estimate, iterations, certified, *reached
+
+
+def _reached(
+    x: Tensor, mask: Tensor, threshold: Tensor, mixing: Tensor | None, estimate: Tensor
+) -> tuple[Tensor, ...]:
+    """What the compiled adjoint needs, from an estimate that the compiled solver did not make."""
+    problem, scale = _scaled(x, mask, threshold, mixing)
+    filled, values, vectors = problem.decompose(problem.fill(estimate / scale))
+    return filled[:, None], values, vectors.mT, problem.threshold
 
 
 def _attempt(
-    x: Tensor, mask: Tensor, threshold: Tensor, mixing: Tensor | None, tol: float, max_iter: int
-) -> tuple[Tensor, Tensor]:
+    x: Tensor, mask: Tensor, threshold: Tensor, mixing: Tensor | None, tol: float, max_iter: int, keep: bool
+) -> tuple[Tensor, ...]:
     """Gradient steps and Newton steps in turns, for a few rounds; iterations are 0 where that did not suffice.
 
     For matrices on a CPU the same steps are compiled in `kernels/completion.py`: in torch most of the time would
     go into calls and passes over memory.
     """
-    found = _compiled(x, mask, threshold, tol, max_iter) if mixing is None else None
-    return found or _batched(x, mask, threshold, mixing, tol, max_iter)
+    found = _compiled(x, mask, threshold, tol, max_iter, keep) if mixing is None else None
+    if found is not None:
+        return found
+    estimate, iterations = _batched(x, mask, threshold, mixing, tol, max_iter)
+    return estimate, iterations, *(_reached(x, mask, threshold, mixing, estimate) if keep else ())
 
 
 def _compiled(
-    x: Tensor, mask: Tensor, threshold: Tensor, tol: float, max_iter: int
-) -> tuple[Tensor, Tensor] | None:
+    x: Tensor, mask: Tensor, threshold: Tensor, tol: float, max_iter: int, keep: bool
+) -> tuple[Tensor, ...] | None:
     """Blocks of one slice by the compiled solver; None where it does not apply."""
     if not kernels.suit(x):
         return None
     from menet.kernels.completion import complete_each
 
     estimate, iterations = torch.empty_like(x), torch.empty(len(x), dtype=torch.long)
-    nothing = x.new_empty(0, *x.shape[2:]), x.new_empty(0, 0), x.new_empty(0, 0, 0), x.new_empty(0)
+    count, size = len(x) if keep else 0, x.shape[-1]
+    reached = (
+        *(x.new_empty(count, 1, *x.shape[2:]), x.new_empty(count, size), x.new_empty(count, size, size)),
+        x.new_empty(count),
+    )
     precision = torch.finfo(x.dtype)
     settings = (
-        *(float(tol), max_iter, ROUNDS, FIRST_STEPS, NEWTON_STEPS, NEWTON_ITERATIONS, DAMPING, FIRST_MOMENTUM),
-        *(_solvable(x.dtype, tol), SMALLEST),
+        *(float(tol), max_iter, FIRST_STEPS, NEWTON_STEPS, NEWTON_ITERATIONS, FIRST_MOMENTUM),
+        *(_solvable(x.dtype, tol), SMALLEST, *DAMPING),
     )
     tensors = (x[:, 0], mask[:, 0], threshold, estimate[:, 0], iterations)
     converged = complete_each(
         *(tensor.detach().numpy() for tensor in tensors),
-        tuple(tensor.numpy() for tensor in nothing),
+        tuple(tensor.numpy() for tensor in (reached[0][:, 0], *reached[1:])),
         settings,
         precision.eps,
         precision.tiny,
     )
-    return (estimate, iterations) if converged else None
+    if not converged:
+        return None
+    return estimate, iterations, *(reached if keep else ())
+
+
+def _compiled_adjoint(outgoing: Tensor, mask: Tensor, *reached: Tensor, tol: float) -> tuple[Tensor, Tensor]:
+    """`_implicit_gradient` by the compiled loop."""
+    from menet.kernels.completion import adjoint_each
+
+    of_x, of_threshold = torch.empty_like(outgoing), outgoing.new_empty(len(outgoing))
+    precision = torch.finfo(outgoing.dtype)
+    tensors = mask[:, 0], outgoing[:, 0], of_x[:, 0], of_threshold
+    adjoint_each(
+        tuple(tensor.numpy() for tensor in (reached[0][:, 0], *reached[1:])),
+        *(tensor.numpy() for tensor in tensors),
+        *(tol, ADJOINT_ITERATIONS, precision.eps, precision.tiny),
+    )
+    return of_x, of_threshold
 
 
 def _solvable(dtype: torch.dtype, tol: float) -> float:
@@ -219,35 +285,19 @@ def _batched(
     solvable = problem.threshold >= _solvable(x.dtype, tol) * _norm(problem)
     index = torch.where(solvable | (problem.threshold == 0))[0]
     problem = problem.of(index)
-    filled = problem.fill(local_average(problem.x, mask[index]))
-    damping = problem.x.new_full(problem.x.shape[:1], DAMPING)
-    used, steps = 0, FIRST_STEPS
-    for _ in range(ROUNDS):
-        if not len(index):
-            break
-        steps = min(steps, max_iter - used - 1)
-        filled = _accelerate(problem, filled, steps)
-        used += steps
-        limit = min(NEWTON_STEPS, max_iter - used)
-        estimate, filled, taken = _newton(problem, filled, damping, tol, limit)
-        done = taken > 0
-        result[index] = estimate
-        iterations[index[done]] = used + taken[done]
-        left = ~done
-        used += limit
-        problem, filled, index, damping = problem.of(left), filled[left], index[left], damping[left]
-        if used >= max_iter:
-            iterations[index] = -max_iter
-            break
-        # Blocks that did not converge are far from their minimum in a flat valley: more gradient steps, more
-        # damping.
-        steps, damping = 2 * steps, 8 * damping
+    if len(index):
+        steps = min(FIRST_STEPS, max_iter - 1)
+        filled = _accelerate(problem, problem.fill(local_average(problem.x, mask[index])), steps)
+        limit = min(NEWTON_STEPS, max_iter - steps)
+        result[index], taken = _newton(problem, filled, tol, limit)
+        missed = -max_iter if steps + limit >= max_iter else 0
+        iterations[index] = torch.where(taken > 0, steps + taken, missed)
     return result * scale, iterations
 
 
 def _split(
     x: Tensor, mask: Tensor, threshold: Tensor, mixing: Tensor | None, tol: float, max_iter: int
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """Splitting and Newton steps in turns until every block has converged or reached the limit; as `_solve`.
 
     Douglas–Rachford splitting (Lions & Mercier, 1979) shrinks by a `level` of its own choice, the size of the
@@ -262,8 +312,7 @@ def _split(
     governing, before = problem.x, problem.x
     spectrum = problem.decompose(problem.x).values.reshape(len(x), -1).amax(1)
     level = torch.maximum(FIRST_LEVEL * spectrum, problem.threshold)
-    damping = x.new_full(x.shape[:1], DAMPING)
-    used, steps, goal = ROUNDS * NEWTON_STEPS + (2**ROUNDS - 1) * FIRST_STEPS, SPLITTING_STEPS, max(tol**2, 1e-5)
+    used, steps, goal = FIRST_STEPS + NEWTON_STEPS, SPLITTING_STEPS, max(tol**2, 1e-5)
     while used < max_iter and len(index):
         for step in range(1, min(steps, max_iter - used) + 1):
             weight = (level / problem.threshold)[:, None, None, None]
@@ -289,7 +338,7 @@ def _split(
             level, before = level * grown, near
             if bool(done.any()):
                 stays = ~done
-                problem, index, level, damping = problem.of(stays), index[stays], level[stays], damping[stays]
+                problem, index, level = problem.of(stays), index[stays], level[stays]
                 governing, before, estimate, gap = governing[stays], before[stays], estimate[stays], gap[stays]
             if not len(index) or bool((gap <= goal).all()):
                 break
@@ -297,11 +346,11 @@ def _split(
         if used >= max_iter or not len(index):
             break
         limit = min(NEWTON_STEPS, max_iter - used)
-        estimate, _, taken = _newton(problem, problem.fill(estimate), damping, tol, limit)
+        estimate, taken = _newton(problem, problem.fill(estimate), tol, limit)
         done, stays = taken > 0, taken == 0
         result[index[done]], iterations[index[done]] = estimate[done], used + taken[done]
         certified[index[done]] = torch.inf
-        problem, index, level, damping = problem.of(stays), index[stays], level[stays], damping[stays]
+        problem, index, level = problem.of(stays), index[stays], level[stays]
         governing, before = governing[stays], before[stays]
         used, steps, goal = used + limit, 2 * steps, tol**2
     # A λ that was raised to `SMALLEST` is another problem.
@@ -413,19 +462,19 @@ def _accelerate(problem: _Problem, filled: Tensor, steps: int) -> Tensor:
     return filled
 
 
-def _newton(
-    problem: _Problem, filled: Tensor, damping: Tensor, tol: float, steps: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Newton steps by conjugate gradients: estimates, filled matrices, and the step at which each converged.
+def _newton(problem: _Problem, filled: Tensor, tol: float, steps: int) -> tuple[Tensor, Tensor]:
+    """Newton steps by conjugate gradients: estimates, and the step at which each converged, or 0.
 
-    A block whose gradient grew is reset by a plain gradient step and leaves with step 0 (not converged). Work is
-    spent on the remaining blocks only.
+    Where a step did not lower the gradient, it is undone and the next one damped more (Levenberg–Marquardt). Work
+    is spent on the remaining blocks only.
     """
-    estimates, settled = torch.empty_like(filled), torch.empty_like(filled)
+    estimates = torch.empty_like(filled)
     taken = torch.zeros(len(filled), dtype=torch.long, device=filled.device)
     index = torch.arange(len(filled), device=filled.device)
     rounding = 4 * torch.finfo(filled.dtype).eps
-    before = torch.full(filled.shape[:1], torch.inf, dtype=filled.dtype, device=filled.device)
+    first, less, more = DAMPING
+    damping = torch.full_like(problem.threshold, first)
+    before = torch.full_like(problem.threshold, torch.inf)
     last_shrunk, last_stepped = filled, filled
     for step in range(1, steps + 1):
         decomposition = problem.decompose(filled)
@@ -436,25 +485,30 @@ def _newton(
         finished = size <= rounding * length
         worse = ~((size < before) | finished)
         done = finished | (~worse & (size <= tol * problem.threshold))
+        damping = damping * torch.where(worse, more, less)
+        undone = worse[:, None, None, None]
+        last_shrunk = torch.where(undone, last_shrunk, shrunk)
+        last_stepped = torch.where(undone, last_stepped, stepped)
+        before = torch.where(worse, before, size)
         taken[index[done]] = step
-        leaves = torch.ones_like(done) if step == steps else done | worse
+        leaves = torch.ones_like(done) if step == steps else done
         if bool(leaves.any()):
-            ahead, back, gone = leaves & ~worse, leaves & worse, index[leaves]
-            estimates[index[ahead]], settled[index[ahead]] = shrunk[ahead], stepped[ahead]
-            estimates[index[back]], settled[index[back]] = last_shrunk[back], last_stepped[back]
-            if len(gone) == len(index):
-                break
+            estimates[index[leaves]] = last_shrunk[leaves]
             stays = ~leaves
-            index, problem, damping = index[stays], problem.of(stays), damping[stays]
+            index, problem, damping, before = index[stays], problem.of(stays), damping[stays], before[stays]
+            if not len(index):
+                break
             decomposition = decomposition.of(stays.repeat_interleave(problem.x.shape[1]))
-            filled, shrunk, stepped, downhill = filled[stays], shrunk[stays], stepped[stays], downhill[stays]
+            filled, downhill, undone = filled[stays], downhill[stays], undone[stays]
+            last_shrunk, last_stepped = last_shrunk[stays], last_stepped[stays]
             size, length = size[stays], length[stays]
-        # Far from the minimum the Hessian is damped in proportion to the gradient (Levenberg–Marquardt).
+        # Far from the minimum the Hessian is damped in proportion to the gradient.
         added = (damping * size / length)[:, None, None, None]
         derivative = problem.derivative(decomposition)
-        filled = filled + _solve_hessian(derivative, problem.unseen, downhill, NEWTON_ITERATIONS, 0.1, added)
-        before, last_shrunk, last_stepped = size, shrunk, stepped
-    return estimates, settled, taken
+        ahead = filled + _solve_hessian(derivative, problem.unseen, downhill, NEWTON_ITERATIONS, 0.1, added)
+        # Undone to the gradient step that the Newton step was to improve.
+        filled = torch.where(undone, last_stepped, ahead)
+    return estimates, taken
 
 
 def local_average(x: Tensor, mask: Tensor) -> Tensor:
@@ -477,7 +531,13 @@ def _neighborhood_sum(x: Tensor) -> Tensor:
 
 
 def _implicit_gradient(
-    x: Tensor, mask: Tensor, threshold: Tensor, estimate: Tensor, outgoing: Tensor, mixing: Tensor | None
+    x: Tensor,
+    mask: Tensor,
+    threshold: Tensor,
+    estimate: Tensor,
+    outgoing: Tensor,
+    mixing: Tensor | None,
+    tol: float,
 ) -> tuple[Tensor, Tensor]:
     """The adjoint of the derivative of the minimizer, with respect to `x` and `threshold`.
 
@@ -487,9 +547,8 @@ def _implicit_gradient(
     """
     problem, scale = _scaled(x, mask, threshold, mixing)
     derivative = problem.derivative(problem.decompose(problem.fill(estimate / scale)))
-    precision = 10 * torch.finfo(x.dtype).eps
     start = derivative(outgoing) * problem.unseen
-    adjoint = outgoing + _solve_hessian(derivative, problem.unseen, start, ADJOINT_ITERATIONS, precision)
+    adjoint = outgoing + _solve_hessian(derivative, problem.unseen, start, ADJOINT_ITERATIONS, tol)
     # A larger λ lowers every kept singular value equally: dS/dλ = −L₊V₊ᵀ.
     spectral = derivative.spectral
     along = ((_slices(adjoint, mixing) @ spectral.right) * spectral.left).sum(-2)

@@ -77,11 +77,18 @@ def test_parts_that_almost_vanish(faint, generator):
 def test_digits_with_their_empty_borders(p, generator):
     digits = load("digits", "test").batch(slice(0, 60))[0][:, 0]
     mask = masks.bernoulli(digits.shape, p, generator)
-    for estimator in (NuclearNorm(), SoftImpute(), USVT()):
-        estimate = estimator(digits, mask)
-        assert bool(estimate.isfinite().all())
-        exact = estimator(digits.double(), mask)
-        assert bool(((estimate - exact).abs() < 0.05).all())
+    # With so little observed the minimizer need not be unique, so objectives are compared.
+    for estimator in (NuclearNorm(mu=0.5), SoftImpute(shrinkage=0.25, restore_observed=False)):
+        one, other = (
+            objective(estimator(x, mask).double(), digits.double(), mask) for x in (digits, digits.double())
+        )
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(USVT()(digits, mask).double(), USVT()(digits.double(), mask), rtol=0, atol=0.05)
+
+
+def objective(estimate, x, mask, shrinkage=0.25):
+    misfit = torch.where(mask, x - estimate, 0).square().sum((1, 2)) / 2
+    return misfit + shrinkage * torch.linalg.svdvals(estimate).sum(1)
 
 
 def test_diagonal_zero_and_empty():
