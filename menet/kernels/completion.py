@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from menet.kernels.compiling import Array, Number, compiled, inlined, local_average, padded
+from menet.kernels.compiling import Array, Number, compiled, inlined, local_average, padded, scale_of
 from menet.kernels.eigenvectors import eigh, scratch_for
 
 
@@ -114,7 +114,7 @@ def complete_each(
             for _ in range(inner_iterations):
                 if not square > goal:
                     break
-                _apply(direction, basis, ratio, kept, work, image)
+                apply_derivative(direction, basis, ratio, kept, work, image)
                 curvature = _hessian(direction, unseen, added, image)
                 if not curvature > 0:
                     break
@@ -145,18 +145,6 @@ def complete_each(
 
 
 @inlined
-def scale_of(x: Array, tiny: Number) -> Number:
-    """A power of two close to the largest entry: division by it is exact, and squares do not overflow."""
-    largest = x.dtype.type(0)
-    for r in range(x.shape[0]):
-        for k in range(x.shape[1]):
-            largest = max(largest, abs(x[r, k]))
-    if largest <= tiny:
-        return x.dtype.type(1) if largest == 0 else tiny
-    return x.dtype.type(math.ldexp(1.0, math.frexp(largest)[1] - 1))
-
-
-@inlined
 def _decompose(x: Array, values: Array, basis: Array, scratch: Any, eps: float, tiny: float) -> bool:
     """Singular values and right singular vectors (rows of `basis`) of a tall matrix."""
     np.dot(x.T, x, scratch[0])
@@ -182,7 +170,7 @@ def _shrinkage(
 
 @inlined
 def derivative_for(rows: int, size: int, kind: Any) -> tuple[Array, ...]:
-    """Workspace for `_derivative` and `_apply`."""
+    """Workspace for `_derivative` and `apply_derivative`."""
     width = padded(size)
     short, long = (width, width), (width, rows)
     left, along_right, stacked_left = (
@@ -248,7 +236,7 @@ def _derivative(
 
 
 @inlined
-def _apply(direction: Array, basis: Array, ratio: Array, kept: int, work: Any, out: Array) -> None:
+def apply_derivative(direction: Array, basis: Array, ratio: Array, kept: int, work: Any, out: Array) -> None:
     """The derivative of the shrinkage along a direction D.
 
     With U₁, V₁ the vectors of kept values and U₂ the other left ones, it is U₁MVᵀ + U₂NV₁ᵀ + DV₁rV₁ᵀ, where M and
@@ -330,7 +318,7 @@ def adjoint_each(
             for k in range(size):
                 basis[i, k] = keep_basis[number, i, k]
         kept = _derivative(filled, values, basis, threshold, ratio, scaled, work, eps, tiny)
-        _apply(direction, basis, ratio, kept, work, image)
+        apply_derivative(direction, basis, ratio, kept, work, image)
         along_threshold, square = zero, zero
         for i in range(kept):
             along_threshold -= inside[i, size - kept + i]
@@ -345,7 +333,7 @@ def adjoint_each(
         for _ in range(max_iter):
             if not square > goal:
                 break
-            _apply(direction, basis, ratio, kept, work, image)
+            apply_derivative(direction, basis, ratio, kept, work, image)
             curvature = _hessian_of_unseen(direction, unseen, image)
             # A direction without curvature does not change the estimate.
             if not curvature > steep * length:

@@ -130,6 +130,53 @@ def test_same_steps_as_the_solver_in_torch(estimator, shape, kind, generator, mo
     assert bool(((fast.iterations - plain.iterations).abs() <= (0 if kind == torch.float64 else 6)).all())
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", [(32, 96), (28, 28), (5, 40), (1, 7)])
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        NuclearNorm(gradient_tol=1e-6),
+        SoftImpute(gradient_tol=1e-6),
+        USVT(),
+        USVT(0.3),
+        USVT(1.0),
+        USVT("universal"),
+    ],
+    ids=str,
+)
+def test_same_gradients_as_in_torch(estimator, shape, kind, generator, monkeypatch):
+    smooth = torch.rand(6, shape[0], 3, generator=generator, dtype=kind) @ torch.rand(
+        6, 3, shape[1], generator=generator, dtype=kind
+    )
+    x = 3 * smooth + torch.randn(smooth.shape, generator=generator, dtype=kind)
+    mask = masks.bernoulli(x.shape, 0.6, generator)
+    outgoing = torch.randn(x.shape, generator=generator, dtype=kind)
+    found = []
+    for available in (True, False):
+        monkeypatch.setattr(kernels, "_available", lambda available=available: available)
+        leaf = x.clone().requires_grad_()
+        found.append(torch.autograd.grad(estimator(leaf, mask), leaf, outgoing)[0])
+    # The two stop at slightly different iterates.
+    within = 2e-2 if isinstance(estimator, NuclearNorm) else 2e-3
+    distance = (found[0] - found[1]).flatten(1).norm(dim=1) / found[1].flatten(1).norm(dim=1).clamp(min=1e-9)
+    assert float(distance.max()) < within
+
+
+def test_a_looser_gradient_tolerance_is_less_exact(generator):
+    x = torch.rand(8, 28, 4, generator=generator) @ torch.rand(8, 4, 28, generator=generator)
+    mask = masks.bernoulli(x.shape, 0.4, generator)
+    outgoing = torch.randn(x.shape, generator=generator)
+    gradients = {}
+    for tol in (0.3, 1e-2, None, 1e-6):
+        leaf = x.clone().requires_grad_()
+        estimate = NuclearNorm(mu=0.3, gradient_tol=tol)(leaf, mask)
+        gradients[tol] = torch.autograd.grad(estimate, leaf, outgoing)[0].flatten(1)
+    length = gradients[1e-6].norm(dim=1)
+    errors = {tol: float(((g - gradients[1e-6]).norm(dim=1) / length).max()) for tol, g in gradients.items()}
+    assert errors[0.3] > errors[1e-2] > errors[None] > 0
+    assert errors[None] < 5e-3
+
+
 @pytest.mark.parametrize("keep", [0.8, 0.01, 1.0, "universal"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_truncation_is_that_of_torch(keep, kind, generator, monkeypatch):
