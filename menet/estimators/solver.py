@@ -24,10 +24,12 @@ from torch import Tensor
 from menet import kernels, linalg
 
 # Gradient steps before the first Newton step, and Newton steps before the splitting.
-FIRST_STEPS = 5
+FIRST_STEPS = 4
 NEWTON_STEPS = 60
 # Conjugate gradients may be inexact inside Newton's method; for the gradient there is a tolerance.
+# Their relative residual far from the goal and close to it, and how many times `tol`·λ is far.
 NEWTON_ITERATIONS = 30
+FORCING = (0.3, 0.1, 30.0)
 ADJOINT_ITERATIONS = 500
 GRADIENT_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-10}
 # The initial damping, and its factors after a step that lowered the gradient and one that did not.
@@ -236,7 +238,7 @@ def _compiled(
     precision = torch.finfo(x.dtype)
     settings = (
         *(float(tol), max_iter, FIRST_STEPS, NEWTON_STEPS, NEWTON_ITERATIONS, FIRST_MOMENTUM),
-        *(_solvable(x.dtype, tol), SMALLEST, *DAMPING),
+        *(_solvable(x.dtype, tol), SMALLEST, *DAMPING, *FORCING),
     )
     tensors = (x[:, 0], mask[:, 0], threshold, estimate[:, 0], iterations)
     converged = complete_each(
@@ -505,7 +507,9 @@ def _newton(problem: _Problem, filled: Tensor, tol: float, steps: int) -> tuple[
         # Far from the minimum the Hessian is damped in proportion to the gradient.
         added = (damping * size / length)[:, None, None, None]
         derivative = problem.derivative(decomposition)
-        ahead = filled + _solve_hessian(derivative, problem.unseen, downhill, NEWTON_ITERATIONS, 0.1, added)
+        loose, tight, far = FORCING
+        precision = torch.where(size > far * tol * problem.threshold, loose, tight)[:, None, None, None]
+        ahead = filled + _solve_hessian(derivative, problem.unseen, downhill, NEWTON_ITERATIONS, precision, added)
         # Undone to the gradient step that the Newton step was to improve.
         filled = torch.where(undone, last_stepped, ahead)
     return estimates, taken
@@ -561,7 +565,7 @@ def _solve_hessian(
     unseen: Tensor,
     target: Tensor,
     max_iter: int,
-    precision: float,
+    precision: Tensor | float,
     damping: Tensor | float = 0.0,
 ) -> Tensor:
     """Solve ((1 + damping)I − unseen∘J) v = target on the unobserved entries, by conjugate gradients."""

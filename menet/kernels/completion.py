@@ -18,7 +18,7 @@ def complete_each(
     estimate: Array,
     iterations: NDArray[np.int64],
     reached: tuple[Array, Array, Array, Array],
-    settings: tuple[float, int, int, int, int, float, float, float, float, float, float],
+    settings: tuple[float, int, int, int, int, float, float, float, float, float, float, float, float, float],
     eps: float,
     tiny: float,
 ) -> bool:
@@ -26,13 +26,14 @@ def complete_each(
 
     `settings` holds tol, max_iter, the number of gradient steps, of Newton steps and of conjugate gradient
     iterations in each, the initial momentum, the smallest ratio of threshold to norm that is solved here and that
-    is told from zero, the initial damping and its factors after a good and a bad step. Where `reached` is not
+    is told from zero, the initial damping and its factors after a good and a bad step, and the residual of the
+    conjugate gradients far from the goal, close to it, and how far is far. Where `reached` is not
     empty, it receives the filled matrix at which the iteration ended, its singular values, its right singular
     vectors as rows, and the threshold, in units of `scale_of` the matrix. `iterations` is 0 where these steps did
     not suffice, negative where `max_iter` was reached. Returns False if an eigenvalue iteration did not converge.
     """
     tol, max_iter, first_steps, newton_steps, inner_iterations, first_momentum, solvable, smallest = settings[:8]
-    first_damping, less_damping, more_damping = settings[8:]
+    first_damping, less_damping, more_damping, loose, tight, far = settings[8:]
     rows, size = x.shape[1], x.shape[2]
     width = padded(size)
     kind = x.dtype
@@ -110,7 +111,7 @@ def complete_each(
             added = kind.type(1 + damping * gradient / length)
             # Conjugate gradients; the residual starts as the negative gradient, the solution as zero.
             direction[:] = residual
-            goal = square * kind.type(0.01)
+            goal = square * kind.type(loose * loose if gradient > far * goal_size else tight * tight)
             for _ in range(inner_iterations):
                 if not square > goal:
                     break

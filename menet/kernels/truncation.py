@@ -6,6 +6,7 @@ those kept and those dropped matter, and one step of first-order perturbation in
 """
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +45,8 @@ def truncate_each(
     coordinates = np.empty(rows * width, kind)
     wide, exact, squares = np.zeros((rows, width)), np.zeros((width, width)), np.empty(size)
     wide_scratch = scratch_for(size, wide.dtype)
+    small = np.zeros((width, width), kind), np.zeros((width, width), kind), np.zeros((width, width), kind)
+    work = np.empty(rows * width), np.zeros((width, width)), exact, *small
     keep_values, keep_basis, keep_dropped = reached
     for number in range(len(x)):
         scale = scale_of(x[number], kind.type(tiny))
@@ -59,9 +62,7 @@ def truncate_each(
                 return False
             for i in range(size):
                 squares[i] = max(values[i], kind.type(0))
-                for k in range(width):
-                    exact[i, k] = basis[i, k]
-            separated = dropped == 0 or _separate(wide, squares, exact, dropped)
+            separated = dropped == 0 or _separate(wide, squares, basis, dropped, len(keep_values) > 0, work)
         if not separated:
             np.dot(wide.T, wide, wide_scratch[0])
             if not eigh(wide_scratch, squares, exact, 2.220446049250313e-16, 2.2250738585072014e-308):
@@ -71,9 +72,9 @@ def truncate_each(
                 dropped = 0
                 while dropped < size and math.sqrt(max(squares[dropped], 0.0)) < cutoff:
                     dropped += 1
-        for i in range(size):
-            for k in range(width):
-                basis[i, k] = exact[i, k]
+            for i in range(size):
+                for k in range(width):
+                    basis[i, k] = exact[i, k]
         factor = kind.type(1) / fraction[number]
         # Project on the fewer vectors.
         few = dropped <= size - dropped
@@ -98,45 +99,50 @@ def truncate_each(
 
 
 @inlined
-def _separate(x: Array, squares: Array, basis: Array, dropped: int) -> bool:
+def _separate(x: Array, squares: Array, basis: Array, dropped: int, others: bool, work: Any) -> bool:
     """Turn the first `dropped` eigenvectors of xᵀx away from the others; False if they are too close for that.
 
-    With T = VᵀxᵀxV and O = VᵀV for the vectors V as given, the angle between two is (T − λO) / (λ − μ) to first
-    order. The eigenvalues of those dropped, and of the nearest ones kept, become their Rayleigh quotients.
+    With r = xᵀxv − λv for a dropped vector v and its Rayleigh quotient λ, the angle to a kept vector w with value
+    μ is r·w / (λ − μ) to first order. Only r needs double precision, because it is a small difference. With
+    `others` the kept vectors turn as well, and the values of the nearest ones become Rayleigh quotients.
     """
-    size = len(squares)
-    near = min(size, dropped + 4)
-    images = np.dot(x, basis[:near].T.copy())
+    images, residuals, exact, small, angles, turned = work
+    size, width, rows = len(squares), basis.shape[1], len(x)
+    near = min(size, dropped + 4) if others else dropped
+    image = images[: rows * near].reshape(rows, near)
+    for i in range(near):
+        for k in range(width):
+            exact[i, k] = basis[i, k]
+    np.dot(x, exact[:near].T, image)
     for i in range(near):
         total = 0.0
-        for r in range(len(x)):
-            total += images[r, i] * images[r, i]
+        for r in range(rows):
+            total += image[r, i] * image[r, i]
         squares[i] = total
-    gram_rows = np.dot(images.T.copy(), x)
-    inner = np.dot(gram_rows, basis[:size].T.copy())
-    overlap = np.dot(basis[:dropped], basis[:size].T.copy())
-    angles = np.zeros((dropped, size))
+    np.dot(image.T, x, residuals[:near])
     for j in range(dropped):
-        for i in range(dropped, size):
-            tilt = inner[j, i] - overlap[j, i] * squares[j]
+        for k in range(width):
+            small[j, k] = residuals[j, k] - squares[j] * exact[j, k]
+    np.dot(small[:dropped], basis.T, angles[:dropped])
+    for j in range(dropped):
+        for i in range(size):
             apart = squares[i] - squares[j]
-            if abs(tilt) > _LARGEST_ANGLE * apart:
+            tilt = angles[j, i]
+            if i < dropped:
+                angles[j, i] = 0
+            elif abs(tilt) > _LARGEST_ANGLE * apart:
                 return False
-            angles[j, i] = -tilt / apart if apart > 0 else 0.0
-    turned = np.dot(angles, basis[:size])
-    others = np.dot(angles.T.copy(), basis[:dropped])
-    for i in range(dropped, size):
-        for k in range(basis.shape[1]):
-            basis[i, k] -= others[i, k]
+            else:
+                angles[j, i] = -tilt / apart if apart > 0 else 0
+    np.dot(angles[:dropped], basis, turned[:dropped])
+    if others:
+        np.dot(angles[:dropped].T, basis[:dropped], small)
+        for i in range(dropped, size):
+            for k in range(width):
+                basis[i, k] -= small[i, k]
     for j in range(dropped):
-        for k in range(basis.shape[1]):
+        for k in range(width):
             basis[j, k] += turned[j, k]
-    # One Newton–Schulz step makes the dropped ones orthonormal again.
-    product = np.dot(basis[:dropped], basis[:dropped].T.copy())
-    smaller = np.dot(product, basis[:dropped])
-    for j in range(dropped):
-        for k in range(basis.shape[1]):
-            basis[j, k] = 1.5 * basis[j, k] - 0.5 * smaller[j, k]
     return True
 
 
