@@ -10,6 +10,7 @@ eigenvectors of small symmetric matrices, compiled for a CPU.
 """
 
 import functools
+import math
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -152,6 +153,13 @@ def tall(x: Tensor) -> Tensor:
     return x.mT if x.shape[-1] > x.shape[-2] else x
 
 
+def power_of_two(x: Tensor, dim: tuple[int, ...]) -> Tensor:
+    """A power of two close to the largest entry along `dim`: division by it is exact, squares are then safe."""
+    largest = x.detach().abs().amax(dim, keepdim=True)
+    exponent = torch.frexp(largest).exponent.clamp(min=round(math.log2(torch.finfo(x.dtype).tiny))) - 1
+    return torch.where(largest > 0, torch.ldexp(torch.ones_like(largest), exponent), 1)
+
+
 class Decomposition(NamedTuple):
     """Tall matrices with their singular values (ascending) and right singular vectors (columns)."""
 
@@ -194,12 +202,19 @@ def _capped_slope(values: Tensor, capped: Tensor) -> Tensor:
 def largest_singular_value(x: Float[Tensor, "batch n m"]) -> Float[Tensor, " batch"]:
     """The spectral norm, also differentiable where the largest value is repeated (a subgradient)."""
     if not x.requires_grad:
-        return in_chunks(lambda x: (eigvalsh(x.mT @ x)[..., -1].clamp(min=0).sqrt(),), [tall(x)])[0]
+        return in_chunks(lambda x: (_spectral_norm(x),), [tall(x)])[0]
     left, right = in_chunks(_leading_vectors, [tall(x).detach()])
     return torch.einsum("bn,bnm,bm->b", left, tall(x), right)
 
 
+def _spectral_norm(x: Tensor) -> Tensor:
+    scale = power_of_two(x, (1, 2))
+    x = x / scale
+    return eigvalsh(x.mT @ x)[..., -1].clamp(min=0).sqrt() * scale[:, 0, 0]
+
+
 def _leading_vectors(x: Tensor) -> tuple[Tensor, Tensor]:
+    x = x / power_of_two(x, (1, 2))
     right = decompose(x).vectors[..., -1]
     left = torch.einsum("bnm,bm->bn", x, right)
     return left / left.norm(dim=-1, keepdim=True).clamp(min=_tiny(x)), right

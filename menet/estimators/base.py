@@ -124,9 +124,11 @@ def check_nonnegative(name: str, value: float) -> float:
     return float(value)
 
 
-def check_stopping(tol: float, max_iter: int) -> None:
+def check_stopping(tol: float, max_iter: int, gradient_tol: float | None) -> None:
     """Refuse a stopping rule that makes no sense."""
     check_nonnegative("tol", tol)
+    if gradient_tol is not None:
+        check_nonnegative("gradient_tol", gradient_tol)
     if max_iter < 1:
         raise ConfigurationError(f"expected max_iter >= 1, got {max_iter}")
 

@@ -10,9 +10,9 @@ from menet import linalg
 from menet.estimators import solver
 from menet.estimators.base import check_nonnegative, check_stopping, checked, estimator, register
 
-TOLERANCE = 1.5e-5
-"""Relative change at which a matrix stops: on images it leaves the estimate within 1e-3 of the fixed point."""
-ITERATIONS = 500
+TOLERANCE = 1e-3
+"""Gradient relative to λ at which a matrix stops: images are then within 1e-3 of the fixed point."""
+ITERATIONS = 1000
 FRACTION_OF_LARGEST = 1 / 50
 """The published code's λ, as a fraction of the largest singular value of the zero-filled matrix."""
 
@@ -26,18 +26,19 @@ def soft_impute(
     *,
     tol: float = TOLERANCE,
     max_iter: int = ITERATIONS,
+    gradient_tol: float | None = None,
 ) -> Tensor:
     """Estimate `(..., m, n)` by minimizing  ½‖mask∘(X − x)‖² + λ‖X‖_*  over X.
 
     `shrinkage` is λ; by default, as in the published code, 1/50 of the largest singular value of each
     zero-filled matrix (the gradient includes its derivative). `restore_observed` puts the observed entries back
     at the end, as the published code does: observed pixels, with any adversarial perturbation in them, then pass
-    unchanged. A matrix stops when a step changes it by less than `tol` of its norm. Where nothing is observed
-    the estimate is zero. Differentiable by the implicit function theorem at the minimizer.
+    unchanged. A matrix stops when the norm of its gradient is at most `tol`·λ, as in `nuclear_norm`. Where
+    nothing is observed the estimate is zero. Differentiable as `nuclear_norm` is.
     """
-    check_stopping(tol, max_iter)
+    check_stopping(tol, max_iter, gradient_tol)
     threshold = _threshold(x, shrinkage)
-    estimate = solver.complete(x[:, None], mask[:, None], threshold, None, tol, max_iter)[:, 0]
+    estimate = solver.complete(x[:, None], mask[:, None], threshold, None, tol, max_iter, gradient_tol)[:, 0]
     return torch.where(mask, x, estimate) if restore_observed else estimate
 
 
@@ -51,14 +52,16 @@ class SoftImpute:
     restore_observed: bool = True
     tol: float = TOLERANCE
     max_iter: int = ITERATIONS
+    gradient_tol: float | None = None
 
     def __post_init__(self) -> None:
         if self.shrinkage is not None:
             check_nonnegative("shrinkage", self.shrinkage)
-        check_stopping(self.tol, self.max_iter)
+        check_stopping(self.tol, self.max_iter, self.gradient_tol)
 
     def __call__(self, x: Tensor, mask: Tensor) -> Tensor:
-        return soft_impute(x, mask, self.shrinkage, self.restore_observed, tol=self.tol, max_iter=self.max_iter)
+        options = {"tol": self.tol, "max_iter": self.max_iter, "gradient_tol": self.gradient_tol}
+        return soft_impute(x, mask, self.shrinkage, self.restore_observed, **options)
 
     def solve(self, x: Tensor, mask: Tensor) -> solver.Solution:
         """The estimate with the iterations, duality gap and rank of each matrix; no gradients.

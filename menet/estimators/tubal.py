@@ -20,16 +20,22 @@ from menet.estimators.nuclear_norm import ITERATIONS, TOLERANCE
 
 @estimator(dimensions=3)
 def tubal_nuclear_norm(
-    x: Tensor, mask: Tensor, mu: float = 1.0, *, tol: float = TOLERANCE, max_iter: int = ITERATIONS
+    x: Tensor,
+    mask: Tensor,
+    mu: float = 1.0,
+    *,
+    tol: float = TOLERANCE,
+    max_iter: int = ITERATIONS,
+    gradient_tol: float | None = None,
 ) -> Tensor:
     """Estimate `(..., c, m, n)` by minimizing  mu·Σ_k ‖X̃_k‖_* + ‖mask∘(X − x)‖²  over X.
 
     X̃ is the orthonormal cosine transform of X along the channels c. With one channel this is `nuclear_norm`.
     Stopping, gradients and the estimate where nothing is observed are the same as there.
     """
-    check_stopping(tol, max_iter)
+    check_stopping(tol, max_iter, gradient_tol)
     threshold = x.new_full(x.shape[:1], check_nonnegative("mu", mu) / 2)
-    return solver.complete(x, mask, threshold, _mixing_of(x), tol, max_iter)
+    return solver.complete(x, mask, threshold, _mixing_of(x), tol, max_iter, gradient_tol)
 
 
 @register("tubal")
@@ -41,13 +47,15 @@ class TubalNuclearNorm:
     mu: float = 1.0
     tol: float = TOLERANCE
     max_iter: int = ITERATIONS
+    gradient_tol: float | None = None
 
     def __post_init__(self) -> None:
         check_nonnegative("mu", self.mu)
-        check_stopping(self.tol, self.max_iter)
+        check_stopping(self.tol, self.max_iter, self.gradient_tol)
 
     def __call__(self, x: Tensor, mask: Tensor) -> Tensor:
-        return tubal_nuclear_norm(x, mask, self.mu, tol=self.tol, max_iter=self.max_iter)
+        options = {"tol": self.tol, "max_iter": self.max_iter, "gradient_tol": self.gradient_tol}
+        return tubal_nuclear_norm(x, mask, self.mu, **options)
 
     def solve(self, x: Tensor, mask: Tensor) -> solver.Solution:
         """The estimate with the iterations, duality gap and rank (summed over slices) of each block."""

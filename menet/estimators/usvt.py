@@ -61,18 +61,22 @@ class _Truncate(torch.autograd.Function):
         cutoff = (2 + eta) * (x.shape[-2] * fraction).sqrt()
 
         def truncate(x: Tensor, fraction: Tensor, cutoff: Tensor) -> tuple[Tensor, ...]:
-            if not keep_decomposition and (estimate := _compiled(x, fraction, cutoff, count)) is not None:
-                return (estimate,)
+            if (found := _compiled(x, fraction, cutoff, count, keep_decomposition)) is not None:
+                return found
             # The singular values at the cutoff are small and close together: the Gram matrix in single precision
             # would not separate their vectors well enough.
-            _, values, vectors = (part.to(x.dtype) for part in linalg.decompose(x.double()))
+            scale = linalg.power_of_two(x, (1, 2)).double()
+            found_in_double = linalg.decompose(x.double() / scale)
+            values, vectors = found_in_double.values, found_in_double.vectors.to(x.dtype)
             if count:
                 kept = (torch.arange(size, device=x.device) >= size - count).expand_as(values)
             else:
-                kept = values >= cutoff[:, None]
-            scale = kept / fraction[:, None]
-            estimate = x @ ((vectors * scale[:, None, :]) @ vectors.mT)
-            return (estimate, values, vectors, kept) if keep_decomposition else (estimate,)
+                kept = values >= cutoff[:, None] / scale[:, 0]
+            weights = kept / fraction[:, None]
+            estimate = x @ ((vectors * weights[:, None, :]) @ vectors.mT)
+            if not keep_decomposition:
+                return (estimate,)
+            return estimate, values.to(x.dtype), vectors.mT, size - kept.sum(-1)
 
         estimate, *decomposition = linalg.in_chunks(truncate, [x, fraction, cutoff])
         context.save_for_backward(x, fraction, *decomposition)
@@ -81,25 +85,48 @@ class _Truncate(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(context: Any, outgoing: Tensor) -> tuple[Tensor | None, ...]:
-        x, fraction, *decomposition = context.saved_tensors
-        (of_x,) = linalg.in_chunks(
-            lambda outgoing, x, values, vectors, kept: (
-                linalg.truncate_derivative(linalg.Decomposition(x, values, vectors), kept)(outgoing),
-            ),
-            [outgoing / fraction[:, None, None], x, *decomposition],
-        )
+        adjoint = _compiled_adjoint if kernels.suit(outgoing) else _adjoint
+        (of_x,) = linalg.in_chunks(adjoint, [outgoing.contiguous(), *context.saved_tensors])
         return of_x, None, None, None
 
 
-def _compiled(x: Tensor, fraction: Tensor, cutoff: Tensor, count: int) -> Tensor | None:
-    """The estimate by the compiled loop, or None where it does not apply."""
+def _adjoint(
+    outgoing: Tensor, x: Tensor, fraction: Tensor, values: Tensor, rows: Tensor, dropped: Tensor
+) -> tuple[Tensor]:
+    """The derivative of the truncation, which is self-adjoint."""
+    found = linalg.Decomposition(x / linalg.power_of_two(x, (1, 2)), values, rows.mT)
+    kept = torch.arange(x.shape[-1], device=x.device) >= dropped[:, None]
+    return (linalg.truncate_derivative(found, kept)(outgoing / fraction[:, None, None]),)
+
+
+def _compiled_adjoint(
+    outgoing: Tensor, x: Tensor, fraction: Tensor, values: Tensor, rows: Tensor, dropped: Tensor
+) -> tuple[Tensor]:
+    """`_adjoint` by the compiled loop."""
+    from menet.kernels.truncation import truncate_adjoint_each
+
+    of_x, precision = torch.empty_like(x), torch.finfo(x.dtype)
+    reached = values.numpy(), rows.contiguous().numpy(), dropped.numpy()
+    tensors = x.numpy(), fraction.numpy(), reached, outgoing.numpy(), of_x.numpy()
+    truncate_adjoint_each(*tensors, precision.eps, precision.tiny)
+    return (of_x,)
+
+
+def _compiled(
+    x: Tensor, fraction: Tensor, cutoff: Tensor, count: int, keep_decomposition: bool
+) -> tuple[Tensor, ...] | None:
+    """The estimate by the compiled loop, with its decomposition if wanted; None where it does not apply."""
     if not kernels.suit(x):
         return None
-    from menet.kernels.eigenvectors import truncate_each
+    from menet.kernels.truncation import truncate_each
 
-    estimate, precision = torch.empty_like(x), torch.finfo(torch.float64)
-    tensors = (x.numpy(), cutoff.numpy(), count, fraction.numpy(), estimate.numpy())
-    return estimate if truncate_each(*tensors, precision.eps, precision.tiny) else None
+    size, room = x.shape[-1], len(x) if keep_decomposition else 0
+    estimate, precision = torch.empty_like(x), torch.finfo(x.dtype)
+    reached = x.new_empty(room, size), x.new_empty(room, size, size), torch.empty(room, dtype=torch.long)
+    tensors = x.numpy(), cutoff.numpy(), count, fraction.numpy(), estimate.numpy()
+    if not truncate_each(*tensors, tuple(part.numpy() for part in reached), precision.eps, precision.tiny):
+        return None
+    return estimate, *(reached if keep_decomposition else ())
 
 
 def _check(keep: float | str, eta: float) -> None:

@@ -12,6 +12,7 @@ writes into the package when the user's cache folder is read-only.
 
 import hashlib
 import inspect
+import math
 import pickle
 import sys
 import warnings
@@ -65,6 +66,18 @@ def inlined(function: Callable[..., Any]) -> Any:
 def padded(size: int) -> int:
     """`size` rounded up to whole registers."""
     return (size + REGISTER - 1) // REGISTER * REGISTER
+
+
+@inlined
+def scale_of(x: Array, tiny: Number) -> Number:
+    """A power of two close to the largest entry: division by it is exact, and squares do not overflow."""
+    largest = x.dtype.type(0)
+    for r in range(x.shape[0]):
+        for k in range(x.shape[1]):
+            largest = max(largest, abs(x[r, k]))
+    if largest <= tiny:
+        return x.dtype.type(1) if largest == 0 else tiny
+    return x.dtype.type(math.ldexp(1.0, math.frexp(largest)[1] - 1))
 
 
 @inlined

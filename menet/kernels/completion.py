@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from menet.kernels.compiling import Array, Number, compiled, inlined, local_average, padded
+from menet.kernels.compiling import Array, Number, compiled, inlined, local_average, padded, scale_of
 from menet.kernels.eigenvectors import eigh, scratch_for
 
 
@@ -17,115 +17,131 @@ def complete_each(
     thresholds: Array,
     estimate: Array,
     iterations: NDArray[np.int64],
-    settings: tuple[float, int, int, int, int, float, float],
+    reached: tuple[Array, Array, Array, Array],
+    settings: tuple[float, int, int, int, int, float, float, float, float, float, float, float, float, float],
     eps: float,
     tiny: float,
 ) -> bool:
     """Solve each problem, starting from local averages.
 
     `settings` holds tol, max_iter, the number of gradient steps, of Newton steps and of conjugate gradient
-    iterations in each, the initial damping and the initial momentum. Returns False if an eigenvalue iteration did
-    not converge.
+    iterations in each, the initial momentum, the smallest ratio of threshold to norm that is solved here and that
+    is told from zero, the initial damping and its factors after a good and a bad step, and the residual of the
+    conjugate gradients far from the goal, close to it, and how far is far. Where `reached` is not
+    empty, it receives the filled matrix at which the iteration ended, its singular values, its right singular
+    vectors as rows, and the threshold, in units of `scale_of` the matrix. `iterations` is 0 where these steps did
+    not suffice, negative where `max_iter` was reached. Returns False if an eigenvalue iteration did not converge.
     """
-    tol, max_iter, first_steps, newton_steps, inner_iterations, first_damping, first_momentum = settings
+    tol, max_iter, first_steps, newton_steps, inner_iterations, first_momentum, solvable, smallest = settings[:8]
+    first_damping, less_damping, more_damping, loose, tight, far = settings[8:]
     rows, size = x.shape[1], x.shape[2]
     width = padded(size)
     kind = x.dtype
-    one = kind.type(1)
+    zero, one = kind.type(0), kind.type(1)
     big, small = (rows, width), (width, width)
     a, unseen, filled, point = np.zeros(big, kind), np.zeros(big, kind), np.zeros(big, kind), np.zeros(big, kind)
     shrunk, before_shrunk = np.zeros(big, kind), np.zeros(big, kind)
     stepped, before_stepped = np.zeros(big, kind), np.zeros(big, kind)
-    left, direction, residual = np.zeros(big, kind), np.zeros(big, kind), np.zeros(big, kind)
-    image, turned_image = np.zeros(big, kind), np.zeros(big, kind)
-    basis, turned, core = np.zeros(small, kind), np.zeros(small, kind), np.zeros(small, kind)
-    same, crossed = np.zeros(small, kind), np.zeros(small, kind)
-    inside, mixed = np.zeros(small, kind), np.zeros(small, kind)
+    direction, residual, image = np.zeros(big, kind), np.zeros(big, kind), np.zeros(big, kind)
+    basis, core, mixed = np.zeros(small, kind), np.zeros(small, kind), np.zeros(small, kind)
     values, ratio = np.empty(size, kind), np.empty(size, kind)
-    scratch = scratch_for(size, kind)
+    scratch, work = scratch_for(size, kind), derivative_for(rows, size, kind)
+    keep_filled, keep_values, keep_basis, keep_threshold = reached
     for number in range(len(x)):
-        threshold = thresholds[number]
+        scale = scale_of(x[number], kind.type(tiny))
+        total, seen = zero, zero
         for r in range(rows):
             for k in range(size):
-                a[r, k] = x[number, r, k]
+                entry = x[number, r, k] / scale
+                a[r, k] = entry
                 unseen[r, k] = not mask[number, r, k]
+                total += entry * entry
+                seen += one - unseen[r, k]
+        norm = kind.type(math.sqrt(total * kind.type(rows * size) / max(seen, one)))
+        threshold = thresholds[number] / scale
+        if threshold > 0:
+            if threshold < kind.type(solvable) * norm:
+                iterations[number] = 0
+                continue
+            threshold = max(threshold, kind.type(smallest) * norm)
+        goal_size = tol * threshold
         local_average(a, unseen, size, point)
         _fill(a, unseen, point, filled)
-        damping = first_damping
-        used, steps, taken = 0, first_steps, 0
-        while True:
-            steps = min(steps, max_iter - used - 1)
-            momentum: Number = first_momentum
-            point[:] = filled
-            for _ in range(steps):
-                if not _decompose(point, values, basis, scratch, eps, tiny):
-                    return False
-                _shrinkage(values, basis, threshold, ratio, mixed, core, tiny)
-                np.dot(point, core, shrunk)
-                _fill(a, unseen, shrunk, stepped)
-                if _inner_difference(point, stepped, filled) > 0:
-                    momentum = one
-                grown = (1 + math.sqrt(1 + 4 * momentum * momentum)) / 2
-                _extrapolate(stepped, filled, kind.type((momentum - 1) / grown), point)
-                momentum = grown
-                filled, stepped = stepped, filled
-            used += steps
-            limit = min(newton_steps, max_iter - used)
-            last_size = np.inf
-            for step in range(1, limit + 1):
-                if not _decompose(filled, values, basis, scratch, eps, tiny):
-                    return False
-                _shrinkage(values, basis, threshold, ratio, mixed, core, tiny)
-                np.dot(filled, core, shrunk)
-                _fill(a, unseen, shrunk, stepped)
-                square = _negative_gradient(stepped, filled, residual)
-                length = max(math.sqrt(_square(shrunk)), 1e-30)
-                gradient = math.sqrt(square)
-                finished = gradient <= 4 * eps * length
-                if step > 1 and not (gradient < last_size or finished):
-                    break
-                shrunk, before_shrunk = before_shrunk, shrunk
-                stepped, before_stepped = before_stepped, stepped
-                if finished or gradient <= tol * length:
-                    taken = step
-                    break
-                if step == limit:
-                    break
-                _derivative(
-                    filled, values, basis, threshold, ratio, turned, same, crossed, left, mixed, eps, tiny
-                )
-                added = kind.type(1 + damping * gradient / length)
-                # Conjugate gradients; the residual starts as the negative gradient, the solution as zero.
-                direction[:] = residual
-                goal = square * kind.type(0.01)
-                for _ in range(inner_iterations):
-                    if not square > goal:
-                        break
-                    np.dot(left.T, direction, mixed)
-                    np.dot(mixed, turned, inside)
-                    for i in range(size):
-                        for k in range(size):
-                            mixed[i, k] = same[i, k] * inside[i, k] + crossed[i, k] * inside[k, i]
-                    np.dot(mixed, basis, inside)
-                    np.dot(direction, core, image)
-                    np.dot(left, inside, turned_image)
-                    curvature = _hessian(direction, unseen, added, image, turned_image)
-                    if not curvature > 0:
-                        break
-                    along = square / curvature
-                    smaller = _advance(filled, residual, direction, image, along)
-                    _new_direction(direction, residual, smaller / square)
-                    square = smaller
-                last_size = gradient
-            filled, before_stepped = before_stepped, filled
-            if taken or used + newton_steps >= max_iter:
+        momentum: Number = first_momentum
+        steps = min(first_steps, max_iter - 1)
+        point[:] = filled
+        for _ in range(steps):
+            if not _decompose(point, values, basis, scratch, eps, tiny):
+                return False
+            _shrinkage(values, basis, threshold, ratio, mixed, core, tiny)
+            np.dot(point, core, shrunk)
+            _fill(a, unseen, shrunk, stepped)
+            if _inner_difference(point, stepped, filled) > 0:
+                momentum = one
+            grown = (1 + math.sqrt(1 + 4 * momentum * momentum)) / 2
+            _extrapolate(stepped, filled, kind.type((momentum - 1) / grown), point)
+            momentum = grown
+            filled, stepped = stepped, filled
+        limit = min(newton_steps, max_iter - steps)
+        damping, last_size, taken = first_damping, np.inf, 0
+        for step in range(1, limit + 1):
+            if not _decompose(filled, values, basis, scratch, eps, tiny):
+                return False
+            _shrinkage(values, basis, threshold, ratio, mixed, core, tiny)
+            np.dot(filled, core, shrunk)
+            _fill(a, unseen, shrunk, stepped)
+            square = _negative_gradient(stepped, filled, residual)
+            length = max(math.sqrt(_square(shrunk)), 1e-30)
+            gradient = math.sqrt(square)
+            finished = gradient <= 4 * eps * length
+            if step > 1 and not (gradient < last_size or finished):
+                # The step was too long: go on from the gradient step that it was to improve, with more damping.
+                filled[:] = before_stepped
+                damping *= more_damping
+                continue
+            damping *= less_damping
+            shrunk, before_shrunk = before_shrunk, shrunk
+            stepped, before_stepped = before_stepped, stepped
+            if finished or gradient <= goal_size:
+                taken = step
                 break
-            used += newton_steps
-            steps, damping = 2 * steps, 8 * damping
-        iterations[number] = used + taken if taken else max_iter
+            if step == limit:
+                break
+            kept = _derivative(filled, values, basis, threshold, ratio, mixed, work, eps, tiny)
+            added = kind.type(1 + damping * gradient / length)
+            # Conjugate gradients; the residual starts as the negative gradient, the solution as zero.
+            direction[:] = residual
+            goal = square * kind.type(loose * loose if gradient > far * goal_size else tight * tight)
+            for _ in range(inner_iterations):
+                if not square > goal:
+                    break
+                apply_derivative(direction, basis, ratio, kept, work, image)
+                curvature = _hessian(direction, unseen, added, image)
+                if not curvature > 0:
+                    break
+                along = square / curvature
+                smaller = _advance(filled, residual, direction, image, along)
+                _new_direction(direction, residual, smaller / square)
+                square = smaller
+            last_size = gradient
+        used = steps + limit
+        iterations[number] = steps + taken if taken else -max_iter if used >= max_iter else 0
         for r in range(rows):
             for k in range(size):
-                estimate[number, r, k] = before_shrunk[r, k]
+                estimate[number, r, k] = before_shrunk[r, k] * scale
+        if len(keep_filled):
+            if not taken:
+                _fill(a, unseen, before_shrunk, filled)
+                if not _decompose(filled, values, basis, scratch, eps, tiny):
+                    return False
+            keep_threshold[number] = threshold
+            for k in range(size):
+                keep_values[number, k] = values[k]
+                for i in range(size):
+                    keep_basis[number, k, i] = basis[k, i]
+            for r in range(rows):
+                for k in range(size):
+                    keep_filled[number, r, k] = filled[r, k]
     return True
 
 
@@ -154,41 +170,187 @@ def _shrinkage(
 
 
 @inlined
+def derivative_for(rows: int, size: int, kind: Any) -> tuple[Array, ...]:
+    """Workspace for `_derivative` and `apply_derivative`."""
+    width = padded(size)
+    short, long = (width, width), (width, rows)
+    left, along_right, stacked_left = (
+        np.zeros(long, kind),
+        np.zeros(long, kind),
+        np.zeros((2 * width, rows), kind),
+    )
+    stacked_right = np.zeros((2 * width, width), kind)
+    symmetric, skew, along_left = np.zeros(short, kind), np.zeros(short, kind), np.zeros(short, kind)
+    inside, crossed, mixed = np.zeros(short, kind), np.zeros(short, kind), np.zeros(short, kind)
+    rest = np.zeros(width * width, kind)
+    return (
+        *(left, along_right, stacked_left, stacked_right, symmetric, skew, along_left, inside, crossed, mixed),
+        rest,
+    )
+
+
+@inlined
 def _derivative(
     x: Array,
     values: Array,
     basis: Array,
     threshold: float,
     ratio: Array,
-    turned: Array,
-    same: Array,
-    crossed: Array,
-    left: Array,
     scaled: Array,
+    work: Any,
     eps: float,
     tiny: float,
-) -> None:
-    """As in `linalg.shrink_derivative`: left singular vectors, and two coefficients for each pair of values."""
-    size = len(values)
+) -> int:
+    """As in `linalg.shrink_derivative`: left singular vectors, and two coefficients for each pair of values.
+
+    Only pairs with a value above the threshold have any; returns how many values are.
+    """
+    left, _, stacked_left, stacked_right, symmetric, skew, _, _, _, _, _ = work
+    size, width, rows = len(values), basis.shape[1], x.shape[0]
     kind = values.dtype
     zero, half, least = kind.type(0), kind.type(0.5), kind.type(math.sqrt(tiny))
     largest = values[size - 1]
     negligible = max(kind.type(math.sqrt(eps)) * largest, least)
     close = kind.type(10 * eps) * largest + least
+    kept = 0
     for k in range(size):
+        kept += values[k] > threshold
         inverse = kind.type(1) / values[k] if values[k] > negligible else zero
-        for i in range(size):
-            turned[i, k] = basis[k, i]
-            scaled[i, k] = basis[k, i] * inverse
-    np.dot(x, scaled, left)
-    for i in range(size):
+        for i in range(width):
+            scaled[k, i] = basis[k, i] * inverse
+    np.dot(scaled, x.T, left)
+    first = size - kept
+    for i in range(kept):
+        high = values[first + i]
         for k in range(size):
-            high, low = max(values[i], threshold), max(values[k], threshold)
-            both = close if values[i] >= threshold and values[k] >= threshold else zero
-            slope = (abs(high - low) + both) / (abs(values[i] - values[k]) + close)
-            skew = (high - threshold + low - threshold) / max(values[i] + values[k], least)
-            same[i, k] = half * (slope + skew) - ratio[k]
-            crossed[i, k] = half * (slope - skew)
+            low = max(values[k], threshold)
+            both = close if values[k] >= threshold else zero
+            slope = (abs(high - low) + both) / (abs(high - values[k]) + close)
+            turn = (high - threshold + low - threshold) / max(high + values[k], least)
+            symmetric[i, k] = half * (slope + turn)
+            skew[i, k] = half * (slope - turn)
+        for k in range(rows):
+            stacked_left[i, k] = left[first + i, k]
+        for k in range(width):
+            stacked_right[kept + i, k] = basis[first + i, k]
+    return kept
+
+
+@inlined
+def apply_derivative(direction: Array, basis: Array, ratio: Array, kept: int, work: Any, out: Array) -> None:
+    """The derivative of the shrinkage along a direction D.
+
+    With U₁, V₁ the vectors of kept values and U₂ the other left ones, it is U₁MVᵀ + U₂NV₁ᵀ + DV₁rV₁ᵀ, where M and
+    N are made of the entries of UᵀDV with a kept row or column.
+    """
+    left, along_right, stacked_left, stacked_right, symmetric, skew, along_left = work[:7]
+    inside, crossed, mixed, rest = work[7:]
+    size, rows = len(ratio), direction.shape[0]
+    first = size - kept
+    if kept == 0:
+        out[:] = 0
+        return
+    projected = along_right[:kept]
+    np.dot(stacked_right[kept : 2 * kept], direction.T, projected)
+    np.dot(left[first:size], direction, along_left[:kept])
+    # inside[i, k] is u_iᵀDv_k, crossed[i, k] is u_kᵀDv_i, for kept i.
+    np.dot(along_left[:kept], basis.T, inside[:kept])
+    np.dot(projected, left.T, crossed[:kept])
+    for i in range(kept):
+        for k in range(size):
+            mixed[i, k] = (symmetric[i, k] - ratio[k]) * inside[i, k] + skew[i, k] * crossed[i, k]
+    np.dot(mixed[:kept], basis, stacked_right[:kept])
+    lower = stacked_left[kept : 2 * kept]
+    if first:
+        others = rest[: kept * first].reshape(kept, first)
+        for i in range(kept):
+            fraction = ratio[first + i]
+            for k in range(first):
+                others[i, k] = (symmetric[i, k] - fraction) * crossed[i, k] + skew[i, k] * inside[i, k]
+        np.dot(others, left[:first], lower)
+        for i in range(kept):
+            for k in range(rows):
+                lower[i, k] += ratio[first + i] * projected[i, k]
+    else:
+        for i in range(kept):
+            for k in range(rows):
+                lower[i, k] = ratio[first + i] * projected[i, k]
+    np.dot(stacked_left[: 2 * kept].T, stacked_right[: 2 * kept], out)
+
+
+@compiled
+def adjoint_each(
+    reached: tuple[Array, Array, Array, Array],
+    mask: NDArray[np.bool_],
+    outgoing: Array,
+    gradient: Array,
+    of_threshold: Array,
+    tol: float,
+    max_iter: int,
+    eps: float,
+    tiny: float,
+) -> None:
+    """As `solver._implicit_gradient`, at what `complete_each` has reached.
+
+    The conjugate gradients need not keep their solution: what becomes of it at the observed entries is enough.
+    """
+    keep_filled, keep_values, keep_basis, keep_threshold = reached
+    rows, size = outgoing.shape[1], outgoing.shape[2]
+    width = padded(size)
+    kind = outgoing.dtype
+    zero, one, least = kind.type(0), kind.type(1), kind.type(math.sqrt(tiny))
+    steep = kind.type(100 * eps)
+    big = (rows, width)
+    filled, unseen, image = np.zeros(big, kind), np.zeros(big, kind), np.zeros(big, kind)
+    direction, residual, found = np.zeros(big, kind), np.zeros(big, kind), np.zeros(big, kind)
+    basis, scaled = np.zeros((width, width), kind), np.zeros((width, width), kind)
+    values, ratio, work = np.empty(size, kind), np.empty(size, kind), derivative_for(rows, size, kind)
+    inside = work[7]
+    for number in range(len(outgoing)):
+        threshold = keep_threshold[number]
+        for r in range(rows):
+            for k in range(size):
+                filled[r, k] = keep_filled[number, r, k]
+                unseen[r, k] = not mask[number, r, k]
+                direction[r, k] = outgoing[number, r, k]
+        for i in range(size):
+            values[i] = keep_values[number, i]
+            ratio[i] = max(values[i] - threshold, zero) / max(values[i], least)
+            for k in range(size):
+                basis[i, k] = keep_basis[number, i, k]
+        kept = _derivative(filled, values, basis, threshold, ratio, scaled, work, eps, tiny)
+        apply_derivative(direction, basis, ratio, kept, work, image)
+        along_threshold, square = zero, zero
+        for i in range(kept):
+            along_threshold -= inside[i, size - kept + i]
+        for r in range(rows):
+            for k in range(width):
+                value = unseen[r, k] * image[r, k]
+                found[r, k] = image[r, k] - value
+                residual[r, k] = value
+                direction[r, k] = value
+                square += value * value
+        goal, length = square * kind.type(tol) * kind.type(tol), square
+        for _ in range(max_iter):
+            if not square > goal:
+                break
+            apply_derivative(direction, basis, ratio, kept, work, image)
+            curvature = _hessian_of_unseen(direction, unseen, image)
+            # A direction without curvature does not change the estimate.
+            if not curvature > steep * length:
+                break
+            along = square / curvature
+            for i in range(kept):
+                along_threshold -= along * inside[i, size - kept + i]
+            smaller = _advance_adjoint(residual, direction, unseen, image, found, along)
+            turn = smaller / square
+            _new_direction(direction, residual, turn)
+            # The residual is orthogonal to the last direction, so their squares add up.
+            square, length = smaller, smaller + turn * turn * length
+        of_threshold[number] = along_threshold
+        for r in range(rows):
+            for k in range(size):
+                gradient[number, r, k] = found[r, k] if unseen[r, k] < one else zero
 
 
 @inlined
@@ -235,14 +397,40 @@ def _square(x: Array) -> Number:
 
 
 @inlined
-def _hessian(direction: Array, unseen: Array, added: float, image: Array, more: Array) -> Number:
-    """image = added·direction − unseen∘(image + more), and its product with the direction."""
+def _hessian(direction: Array, unseen: Array, added: float, image: Array) -> Number:
+    """image = added·direction − unseen∘image, and its product with the direction."""
     total = image.dtype.type(0)
     for r in range(image.shape[0]):
         for k in range(image.shape[1]):
-            value = added * direction[r, k] - unseen[r, k] * (image[r, k] + more[r, k])
+            value = added * direction[r, k] - unseen[r, k] * image[r, k]
             image[r, k] = value
             total += direction[r, k] * value
+    return total
+
+
+@inlined
+def _hessian_of_unseen(direction: Array, unseen: Array, image: Array) -> Number:
+    """The product of direction − unseen∘image with the direction."""
+    total = image.dtype.type(0)
+    for r in range(image.shape[0]):
+        for k in range(image.shape[1]):
+            total += direction[r, k] * (direction[r, k] - unseen[r, k] * image[r, k])
+    return total
+
+
+@inlined
+def _advance_adjoint(
+    residual: Array, direction: Array, unseen: Array, image: Array, found: Array, along: float
+) -> Number:
+    """One step of conjugate gradients, of which the image at the observed entries is added to `found`."""
+    total = residual.dtype.type(0)
+    for r in range(residual.shape[0]):
+        for k in range(residual.shape[1]):
+            hidden = unseen[r, k] * image[r, k]
+            found[r, k] += along * (image[r, k] - hidden)
+            value = residual[r, k] - along * (direction[r, k] - hidden)
+            residual[r, k] = value
+            total += value * value
     return total
 
 

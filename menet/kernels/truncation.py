@@ -1,0 +1,215 @@
+"""`usvt` for one matrix after another, and its adjoint.
+
+In single precision the eigenvectors of the Gram matrix do not separate the singular values at the cutoff, which
+are small and close together. Double precision would take twice as long for all of them; only the angles between
+those kept and those dropped matter, and one step of first-order perturbation in double precision corrects them.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from menet.kernels.compiling import Array, compiled, inlined, padded, scale_of
+from menet.kernels.completion import apply_derivative, derivative_for
+from menet.kernels.eigenvectors import eigh, scratch_for
+
+_LARGEST_ANGLE = 0.01
+"""Beyond it the correction's own error, of second order, would show; the matrix is then decomposed in double."""
+
+
+@compiled
+def truncate_each(
+    x: Array,
+    threshold: Array,
+    count: int,
+    fraction: Array,
+    out: Array,
+    reached: tuple[Array, Array, NDArray[np.int64]],
+    eps: float,
+    tiny: float,
+) -> bool:
+    """Keep the `count` largest singular values, or those of at least `threshold` if `count` is 0.
+
+    The result is divided by `fraction`. Where `reached` is not empty, it receives the singular values divided by
+    `scale_of` the matrix, the right singular vectors as rows, and how many are dropped. Returns False if an
+    eigenvalue iteration did not converge.
+    """
+    rows, size = x.shape[1], x.shape[2]
+    width = padded(size)
+    kind = x.dtype
+    single = eps > 1e-10 and count > 0
+    narrow, result = np.zeros((rows, width), kind), np.zeros((rows, width), kind)
+    basis, values, scratch = np.zeros((width, width), kind), np.empty(size, kind), scratch_for(size, kind)
+    coordinates = np.empty(rows * width, kind)
+    wide, exact, squares = np.zeros((rows, width)), np.zeros((width, width)), np.empty(size)
+    wide_scratch = scratch_for(size, wide.dtype)
+    small = np.zeros((width, width), kind), np.zeros((width, width), kind), np.zeros((width, width), kind)
+    work = np.empty(rows * width), np.zeros((width, width)), exact, *small
+    keep_values, keep_basis, keep_dropped = reached
+    for number in range(len(x)):
+        scale = scale_of(x[number], kind.type(tiny))
+        for r in range(rows):
+            for k in range(size):
+                narrow[r, k] = x[number, r, k] / scale
+                wide[r, k] = narrow[r, k]
+        dropped = max(size - count, 0)
+        separated = False
+        if single:
+            np.dot(narrow.T, narrow, scratch[0])
+            if not eigh(scratch, values, basis, eps, tiny):
+                return False
+            for i in range(size):
+                squares[i] = max(values[i], kind.type(0))
+            separated = dropped == 0 or _separate(wide, squares, basis, dropped, len(keep_values) > 0, work)
+        if not separated:
+            np.dot(wide.T, wide, wide_scratch[0])
+            if not eigh(wide_scratch, squares, exact, 2.220446049250313e-16, 2.2250738585072014e-308):
+                return False
+            if count == 0:
+                cutoff = threshold[number] / scale
+                dropped = 0
+                while dropped < size and math.sqrt(max(squares[dropped], 0.0)) < cutoff:
+                    dropped += 1
+            for i in range(size):
+                for k in range(width):
+                    basis[i, k] = exact[i, k]
+        factor = kind.type(1) / fraction[number]
+        # Project on the fewer vectors.
+        few = dropped <= size - dropped
+        chosen = basis[:dropped] if few else basis[dropped:size]
+        if len(chosen):
+            part = coordinates[: rows * len(chosen)].reshape(rows, len(chosen))
+            np.dot(narrow, chosen.T, part)
+            np.dot(part, chosen, result)
+        else:
+            result[:] = 0
+        for r in range(rows):
+            for k in range(size):
+                value = narrow[r, k] - result[r, k] if few else result[r, k]
+                out[number, r, k] = value * factor * scale
+        if len(keep_values):
+            keep_dropped[number] = dropped
+            for i in range(size):
+                keep_values[number, i] = math.sqrt(max(squares[i], 0.0))
+                for k in range(size):
+                    keep_basis[number, i, k] = basis[i, k]
+    return True
+
+
+@inlined
+def _separate(x: Array, squares: Array, basis: Array, dropped: int, others: bool, work: Any) -> bool:
+    """Turn the first `dropped` eigenvectors of xᵀx away from the others; False if they are too close for that.
+
+    With r = xᵀxv − λv for a dropped vector v and its Rayleigh quotient λ, the angle to a kept vector w with value
+    μ is r·w / (λ − μ) to first order. Only r needs double precision, because it is a small difference. With
+    `others` the kept vectors turn as well, and the values of the nearest ones become Rayleigh quotients.
+    """
+    images, residuals, exact, small, angles, turned = work
+    size, width, rows = len(squares), basis.shape[1], len(x)
+    near = min(size, dropped + 4) if others else dropped
+    image = images[: rows * near].reshape(rows, near)
+    for i in range(near):
+        for k in range(width):
+            exact[i, k] = basis[i, k]
+    np.dot(x, exact[:near].T, image)
+    for i in range(near):
+        total = 0.0
+        for r in range(rows):
+            total += image[r, i] * image[r, i]
+        squares[i] = total
+    np.dot(image.T, x, residuals[:near])
+    for j in range(dropped):
+        for k in range(width):
+            small[j, k] = residuals[j, k] - squares[j] * exact[j, k]
+    np.dot(small[:dropped], basis.T, angles[:dropped])
+    for j in range(dropped):
+        for i in range(size):
+            apart = squares[i] - squares[j]
+            tilt = angles[j, i]
+            if i < dropped:
+                angles[j, i] = 0
+            elif abs(tilt) > _LARGEST_ANGLE * apart:
+                return False
+            else:
+                angles[j, i] = -tilt / apart if apart > 0 else 0
+    np.dot(angles[:dropped], basis, turned[:dropped])
+    if others:
+        np.dot(angles[:dropped].T, basis[:dropped], small)
+        for i in range(dropped, size):
+            for k in range(width):
+                basis[i, k] -= small[i, k]
+    for j in range(dropped):
+        for k in range(width):
+            basis[j, k] += turned[j, k]
+    return True
+
+
+@compiled
+def truncate_adjoint_each(
+    x: Array,
+    fraction: Array,
+    reached: tuple[Array, Array, NDArray[np.int64]],
+    outgoing: Array,
+    gradient: Array,
+    eps: float,
+    tiny: float,
+) -> None:
+    """As `linalg.truncate_derivative`, by the derivative of the part that is dropped if that is smaller."""
+    keep_values, keep_basis, keep_dropped = reached
+    rows, size = x.shape[1], x.shape[2]
+    width = padded(size)
+    kind = x.dtype
+    zero, one, half, least = kind.type(0), kind.type(1), kind.type(0.5), kind.type(math.sqrt(tiny))
+    direction, image = np.zeros((rows, width), kind), np.zeros((rows, width), kind)
+    narrow, basis, scaled = (
+        np.zeros((rows, width), kind),
+        np.zeros((width, width), kind),
+        np.zeros((width, width), kind),
+    )
+    values, ratio, work = np.empty(size, kind), np.empty(size, kind), derivative_for(rows, size, kind)
+    left, _, stacked_left, stacked_right, symmetric, skew = work[:6]
+    for number in range(len(x)):
+        scale = scale_of(x[number], kind.type(tiny))
+        factor = one / fraction[number]
+        for r in range(rows):
+            for k in range(size):
+                narrow[r, k] = x[number, r, k] / scale
+                direction[r, k] = outgoing[number, r, k] * factor
+        dropped = keep_dropped[number]
+        few = dropped <= size - dropped
+        chosen = dropped if few else size - dropped
+        first = size - chosen
+        negligible = max(kind.type(math.sqrt(eps)) * keep_values[number, size - 1], least)
+        # The chosen vectors come last.
+        for i in range(size):
+            source = size - 1 - i if few else i
+            values[i] = keep_values[number, source]
+            ratio[i] = one if i >= first else zero
+            inverse = one / values[i] if values[i] > negligible else zero
+            for k in range(size):
+                basis[i, k] = keep_basis[number, source, k]
+                scaled[i, k] = basis[i, k] * inverse
+        np.dot(scaled, narrow.T, left)
+        for i in range(chosen):
+            for k in range(size):
+                one_value, other = values[first + i], values[k]
+                if k >= first:
+                    symmetric[i, k] = one
+                    skew[i, k] = zero
+                else:
+                    apart = one_value - other
+                    far = max(abs(apart), negligible)
+                    slope = one_value / (-far if apart < 0 or (apart == 0 and few) else far)
+                    turn = one_value / max(one_value + other, least)
+                    symmetric[i, k] = half * (slope + turn)
+                    skew[i, k] = half * (slope - turn)
+            for k in range(rows):
+                stacked_left[i, k] = left[first + i, k]
+            for k in range(width):
+                stacked_right[chosen + i, k] = basis[first + i, k]
+        apply_derivative(direction, basis, ratio, chosen, work, image)
+        for r in range(rows):
+            for k in range(size):
+                gradient[number, r, k] = direction[r, k] - image[r, k] if few else image[r, k]

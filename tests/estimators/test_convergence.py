@@ -1,0 +1,145 @@
+"""The minimum is reached at every scale, size, rank and λ, and where it is not, a warning says so."""
+
+import hypothesis.strategies as some
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import Tensor
+
+from menet import estimators, kernels, linalg
+from menet.estimators.solver import ConvergenceWarning
+
+
+def made(seed: int, m: int, n: int, rank: int, p: float, noise: float) -> tuple[Tensor, Tensor]:
+    """A noisy matrix of that rank, and a mask with at least one observed entry."""
+    generator = torch.Generator().manual_seed(seed)
+    left = torch.randn(m, rank, generator=generator, dtype=torch.float64)
+    right = torch.randn(rank, n, generator=generator, dtype=torch.float64)
+    extra = torch.randn(m, n, generator=generator, dtype=torch.float64)
+    mask = torch.rand(m, n, generator=generator) < p
+    mask[0, 0] = True
+    return left @ right / rank**0.5 + noise * extra, mask
+
+
+def objective(estimate: Tensor, x: Tensor, mask: Tensor, shrinkage: float) -> float:
+    """½‖mask∘(X − x)‖² + λ‖X‖_* in double precision."""
+    values = np.linalg.svd(estimate.double().numpy(), compute_uv=False)
+    residual = torch.where(mask, x - estimate.double(), 0.0)
+    return float(residual.square().sum()) / 2 + shrinkage * float(values.sum())
+
+
+def lower_bound(x: Tensor, mask: Tensor, shrinkage: float, accuracy: float = 1e-4) -> float:
+    """A value that no objective is below: the dual one of a plain splitting by NumPy's SVD, run long enough."""
+    a, seen = np.where(mask.numpy(), x.numpy(), 0.0), mask.numpy()
+    largest = np.linalg.norm(a, 2)
+    best = 0.0
+    for fraction in (0.1, 0.3, 1.0, 0.03):
+        level = max(fraction * largest, shrinkage)
+        weight, governing = level / shrinkage, a.copy()
+        for _ in range(2000):
+            left, values, right = np.linalg.svd(governing, full_matrices=False)
+            values = np.maximum(values - level, 0)
+            estimate = left * values @ right
+            dual = np.where(seen, governing - estimate, 0.0) / weight
+            dual *= min(1.0, shrinkage / max(np.linalg.norm(dual, 2), 1e-300))
+            best = max(best, float((dual * a).sum() - (dual**2).sum() / 2))
+            value = (np.where(seen, a - estimate, 0.0) ** 2).sum() / 2 + shrinkage * values.sum()
+            if value - best <= accuracy * value:
+                return best
+            other = 2 * estimate - governing
+            governing += 1.6 * (np.where(seen, (other + weight * a) / (1 + weight), other) - estimate)
+    raise AssertionError("the reference did not converge")
+
+
+@given(
+    seed=some.integers(0, 2**31),
+    m=some.integers(2, 24),
+    n=some.integers(2, 40),
+    rank=some.integers(1, 8),
+    p=some.floats(0.25, 1.0),
+    noise=some.sampled_from([0.0, 0.02, 0.3]),
+    magnitude=some.floats(-6, 6),
+    fraction=some.floats(-6, 0),
+    dtype=some.sampled_from([torch.float32, torch.float64]),
+    compiled=some.booleans(),
+)
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_the_minimum_is_reached_at_every_scale_and_shrinkage(
+    seed, m, n, rank, p, noise, magnitude, fraction, dtype, compiled
+):
+    """λ from 1e-6 to 1 of its maximum, at which the estimate is zero."""
+    x, mask = made(seed, m, n, rank, p, noise)
+    x = (x * 10**magnitude).to(dtype).double()
+    shrinkage = 10**fraction * float(torch.linalg.matrix_norm(x * mask, 2))
+    bound = lower_bound(x, mask, shrinkage)
+    with pytest.MonkeyPatch.context() as patch:
+        if not compiled:
+            patch.setattr(kernels, "_available", lambda: False)
+        for estimator, excess in (
+            (estimators.NuclearNorm(mu=2 * shrinkage), 1.5e-3),
+            (estimators.SoftImpute(shrinkage, restore_observed=False), 3e-4),
+        ):
+            # What a λ of 1e-6 asks for is smaller than the rounding of a result in single precision.
+            rounding = float((x * mask).square().sum()) * torch.finfo(dtype).eps ** 2
+            value = objective(estimator(x.to(dtype), mask), x, mask, shrinkage)
+            assert value <= bound * (1 + excess) + rounding
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("magnitude", [1.0, 1e2, 1e5])
+def test_a_small_shrinkage_recovers_a_matrix_of_low_rank(dtype: torch.dtype, magnitude: float) -> None:
+    truth, mask = made(0, 60, 110, 3, 0.6, 0.0)
+    estimate = estimators.nuclear_norm((truth * magnitude).to(dtype), mask, 0.01).double() / magnitude
+    hidden = ~mask
+    assert float((estimate - truth)[hidden].norm() / truth[hidden].norm()) < 5e-3
+
+
+@pytest.mark.parametrize("name", ["soft-impute", "nuclear-norm", "tubal", "usvt"])
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "torch"])
+@pytest.mark.parametrize("magnitude", [1e30, 1e-30])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_entries_of_any_finite_size(name, compiled, magnitude, dtype, monkeypatch):
+    if not compiled:
+        monkeypatch.setattr(kernels, "_available", lambda: False)
+    x, mask = made(1, 3 * 12, 20, 2, 0.7, 0.1)
+    if name == "tubal":
+        x, mask = x.reshape(3, 12, 20), mask.reshape(3, 12, 20)
+    leaf = (x * magnitude).to(dtype).requires_grad_()
+    parameters = {} if name in ("soft-impute", "usvt") else {"mu": 2 * magnitude}
+    estimator = estimators.build(name, **parameters)
+    estimate = estimator(leaf, mask)
+    (gradient,) = torch.autograd.grad((estimate / magnitude).sum() * magnitude, leaf)
+    plain = estimators.build(name, **({} if not parameters else {"mu": 2.0}))
+    usual = x.to(dtype).requires_grad_()
+    expected = plain(usual, mask)
+    (other,) = torch.autograd.grad(expected.sum(), usual)
+    torch.testing.assert_close(estimate / magnitude, expected, rtol=0, atol=2e-2)
+    torch.testing.assert_close(gradient, other, rtol=0, atol=0.1)
+
+
+def test_a_default_mu_on_huge_entries_keeps_what_is_observed() -> None:
+    x, mask = made(2, 24, 30, 2, 0.7, 0.0)
+    huge = (x * 1e30).float()
+    estimate = estimators.nuclear_norm(huge, mask)
+    torch.testing.assert_close(estimate[mask] / 1e30, huge[mask] / 1e30, rtol=0, atol=1e-3)
+
+
+def test_the_spectral_norm_of_any_finite_size() -> None:
+    x = torch.randn(3, 8, 12, generator=torch.Generator().manual_seed(0))
+    expected = torch.linalg.matrix_norm(x, 2)
+    for magnitude in (1e30, 1e-30):
+        torch.testing.assert_close(linalg.largest_singular_value(x * magnitude) / magnitude, expected)
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "torch"])
+def test_reaching_the_limit_is_warned_about(compiled, monkeypatch):
+    if not compiled:
+        monkeypatch.setattr(kernels, "_available", lambda: False)
+    x, mask = made(3, 20, 30, 4, 0.5, 0.1)
+    for call in (estimators.NuclearNorm(mu=1e-3, max_iter=5), estimators.NuclearNorm(mu=1e-3, max_iter=60).solve):
+        with pytest.warns(ConvergenceWarning, match="1 of 1 matrices did not converge in"):
+            call(x, mask)
+    found = estimators.NuclearNorm(mu=1e-3).solve(x, mask)
+    assert float(found.gap) < 1e-3
+    assert int(found.iterations) < 1000
