@@ -3,12 +3,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
-.PHONY: help demo check lint test bench clean
+.PHONY: help demo check lint test soak bench clean
 
 help:
 	@echo "make demo    train, attack and certify on real digits, and write the report"
 	@echo "make check   lint, types, import contract and the fast tests, in two minutes"
 	@echo "make test    all of it, the slow tests too"
+	@echo "make soak    damaged files, kills, full disks: an hour, and the table of docs/reliability.md"
 	@echo "make bench   ratios of speed, measured side by side"
 	@echo "make clean   remove what the other targets made"
 
@@ -43,6 +44,9 @@ check: lint
 
 test: lint
 	$(PYTEST)
+
+soak: .venv/developer
+	$(BIN)/python tests/hostile/soak.py --write docs/reliability.md
 
 bench: .venv/developer
 	$(BIN)/python -m benchmarks
