@@ -356,7 +356,7 @@ def main() -> int:
         text = options.write.read_text(encoding="utf-8")
         before, after = text.split(BEGIN)[0], text.split(END)[1]
         options.write.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}", encoding="utf-8")
-    return int(bool(findings))
+    return int(bool(total.findings))
 
 
 if __name__ == "__main__":
