@@ -293,7 +293,6 @@ def _guard(run: Run) -> None:
     elif not overfitted and now.good(progress):
         state.good.update({name: value.clone() for name, value in state.judged.state_dict().items()})
         progress.robust = max(now.pgd, progress.robust or 0.0)
-        progress.fgsm = now.fgsm
     if run.log is None:
         return
     run.log.write("guard", run.step, pgd=now.pgd, fgsm=now.fgsm, fell_back=falls_back)

@@ -45,20 +45,20 @@ def test_a_run_that_overfits_catastrophically_falls_back(tmp_path: Path, capsys:
         precision="float32",
     )  # fmt: skip
     train(robust, tmp_path)
-    overfitting = replace(robust, noise=0.0, epsilon=0.4, epochs=25)
+    overfitting = replace(robust, noise=0.0, epsilon=0.4, epochs=20)
     tensors, header = load_verified(tmp_path / LAST)
     save_with_digest(tmp_path / LAST, tensors, {**header, "training": overfitting.as_dict()})
     train(overfitting, tmp_path)
     checks = [row for row in read_log(tmp_path) if row["kind"] == "guard"]
     highest = max(row["pgd"] for row in checks if row["step"] <= 90)
-    assert highest > 0.3
+    assert highest > 0.2
     caught = [row for row in checks if row["fell_back"]]
     assert caught
-    assert all(row["pgd"] < 0.5 * highest and row["fgsm"] > 0.5 for row in caught)
+    assert all(row["pgd"] < 0.5 * highest and row["fgsm"] > 2 * row["pgd"] for row in caught)
     assert "fell back to the last good weights" in capsys.readouterr().err
     tensors, _ = load_verified(tmp_path / LAST)
     model = load_model(tmp_path / LAST)
     model.load_state_dict(model_tensors(tensors, "good"))
     held_out = Batches.of(robust).held_out
     kept = accuracy(model, data.load("digits", "train"), held_out, attack=training_attack(robust))
-    assert kept > 2 * max(row["pgd"] for row in caught)
+    assert kept > max(0.2, 2 * max(row["pgd"] for row in caught))
