@@ -54,8 +54,6 @@ class Progress:
     """The highest validation score of an epoch so far."""
     robust: float | None = None
     """The highest robust accuracy in a check for catastrophic overfitting so far."""
-    fgsm: float | None = None
-    """The accuracy under FGSM in the last check that the run passed."""
     fallbacks: int = 0
     """How often the run fell back to its last good weights."""
 

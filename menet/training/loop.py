@@ -284,23 +284,24 @@ def _guard(run: Run) -> None:
     common: dict[str, Any] = {"seed": config.seed, "worker": run.worker, "precision": run.precision}
     now = check(state.model, run.batches.dataset, run.batches.held_out, training_attack(config), **common)
     overfitted = now.overfitted(progress)
-    if overfitted:
+    falls_back = overfitted and bool(state.good)
+    if falls_back:
         for model in {state.model, state.judged}:
             model.load_state_dict(state.good)
         state.optimizer.state.clear()
         progress.fallbacks += 1
-    elif now.good(progress):
+    elif not overfitted and now.good(progress):
         state.good.update({name: value.clone() for name, value in state.judged.state_dict().items()})
         progress.robust = max(now.pgd, progress.robust or 0.0)
-        progress.fgsm = now.fgsm
     if run.log is None:
         return
-    run.log.write("guard", run.step, pgd=now.pgd, fgsm=now.fgsm, fell_back=overfitted)
+    run.log.write("guard", run.step, pgd=now.pgd, fgsm=now.fgsm, fell_back=falls_back)
     if overfitted:
+        done = "fell back to the last good weights" if falls_back else "no good weights to fall back to yet"
         print(
             f"catastrophic overfitting at {_where(progress)}: robust accuracy {now.pgd:.1%} (highest "
-            f"{progress.robust:.1%}), under FGSM {now.fgsm:.1%}; fell back to the last good weights (if this "
-            "repeats, use more noise, a lower learning rate, or objective 'adversarial')",
+            f"{progress.robust or 0.0:.1%}), under FGSM {now.fgsm:.1%}; {done} (if this repeats, use more noise, "
+            "a lower learning rate, or objective 'adversarial')",
             file=sys.stderr,
         )
 

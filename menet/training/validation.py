@@ -20,6 +20,8 @@ GUARD_IMAGES = 250
 """Validation images of a check for catastrophic overfitting: few, since a run makes many checks."""
 COLLAPSED, GOOD = 0.5, 0.75
 """Fractions of the highest robust accuracy so far: below the first it has collapsed, from the second on good."""
+HIGH, LOW = 0.5, 0.1
+"""From the first accuracy under FGSM on, robust accuracy below the fraction LOW of it is a collapse by itself."""
 
 
 def accuracy(
@@ -68,20 +70,23 @@ class Check:
 
     pgd: float
     fgsm: float
+    chance: float = 0.0
+    """The accuracy of guessing."""
 
     def overfitted(self, progress: Progress) -> bool:
-        """Whether robust accuracy has collapsed while the accuracy under FGSM has not fallen.
+        """Whether robust accuracy has collapsed, or never rose, while the accuracy under FGSM is far above it.
 
         That is catastrophic overfitting (Wong et al. 2020): the network has learned to defeat the single step
         it is trained on, and nothing else. An unlucky moment of training lowers both.
         """
-        if progress.robust is None or progress.fgsm is None:
+        if self.fgsm <= 2 * self.chance or self.pgd >= self.fgsm / 2:
             return False
-        return self.pgd < COLLAPSED * progress.robust and self.fgsm >= progress.fgsm
+        never_rose = self.fgsm >= HIGH and self.pgd < LOW * self.fgsm
+        return never_rose or self.pgd < COLLAPSED * (progress.robust or 0.0)
 
     def good(self, progress: Progress) -> bool:
-        """Whether the weights are worth falling back to."""
-        return self.pgd >= GOOD * (progress.robust or 0.0)
+        """Whether the weights are worth falling back to: robust as far as any before, and not by guessing."""
+        return self.pgd > 2 * self.chance and self.pgd >= max(GOOD * (progress.robust or 0.0), self.fgsm / 2)
 
 
 def check(
@@ -101,4 +106,4 @@ def check(
         accuracy(model, dataset, few, attack=one, seed=seed, worker=worker, precision=precision)
         for one in (attack, single)
     )
-    return Check(pgd, fgsm)
+    return Check(pgd, fgsm, 1 / len(dataset.classes))

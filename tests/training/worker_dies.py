@@ -11,11 +11,11 @@ first_attempt = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
 original, calls = loop.Step.forward, []
 
 
-def forward(self, images, labels):
+def forward(self, *arguments):
     calls.append(1)
     if len(calls) == 6 and os.environ["RANK"] == "1" and first_attempt:
         os.kill(os.getpid(), signal.SIGKILL)
-    return original(self, images, labels)
+    return original(self, *arguments)
 
 
 if __name__ == "__main__":
