@@ -64,6 +64,7 @@ def lower_bound(x: Tensor, mask: Tensor, shrinkage: float, accuracy: float = 1e-
     dtype=some.sampled_from([torch.float32, torch.float64]),
     compiled=some.booleans(),
 )
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_the_minimum_is_reached_at_every_scale_and_shrinkage(
     seed, m, n, rank, p, noise, magnitude, fraction, dtype, compiled
