@@ -9,7 +9,7 @@ from torch import nn
 
 from menet.errors import ConfigurationError
 from menet.models.densenet import DenseNet
-from menet.models.lenet import LeNet
+from menet.models.lenet import MLP, LeNet
 from menet.models.network import Architecture, Body, Network
 from menet.models.resnet import ResNet, Small
 from menet.models.wide_resnet import WideResNet
@@ -21,6 +21,7 @@ NETWORKS: dict[str, Callable[[int, int], Body]] = {
     "wide-resnet-34-10": lambda channels, side: WideResNet(channels, depth=34),
     "densenet121": lambda channels, side: DenseNet(channels),
     "small": lambda channels, side: Small(channels),
+    "mlp": lambda channels, side: MLP(channels, side),
 }
 
 MIN_SIDE = 8  # DenseNet halves three times
@@ -122,7 +123,7 @@ def initialize(module: nn.Module, generator: torch.Generator | None = None) -> N
             nn.init.uniform_(layer.weight, -bound, bound, generator=generator)
             if layer.bias is not None:
                 nn.init.uniform_(layer.bias, -bound, bound, generator=generator)
-        elif isinstance(layer, nn.BatchNorm2d):
+        elif isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
             layer.reset_parameters()
         elif list(layer.parameters(recurse=False)):
             # Networks are built uninitialized: skipped, the layer would keep whatever was in memory.
