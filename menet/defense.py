@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float
@@ -11,9 +11,12 @@ from torch import Tensor, nn
 
 from menet import masks as masking
 from menet.errors import ConfigurationError
-from menet.estimators import Estimator, NuclearNorm, build, name_of
-from menet.images import Channels, join_channels, to_image, to_matrix
+from menet.estimators import Estimator, MaskOnly, NuclearNorm, build, name_of
+from menet.images import Channels, join_channels, split_channels, to_image, to_matrix
 from menet.preprocessed import Gradient, Preprocessed
+
+MaskOver = Literal["entries", "pixels", "cells"]
+Encoding = Literal["estimate", "ablation", "estimate+mask"]
 
 MAX_MASKS = 10_000
 """Of a schedule, which is held in memory; the paper uses 10."""
@@ -25,9 +28,16 @@ class MENet(Preprocessed):
     `estimator` is an estimator or its name, by default nuclear-norm minimization as in the paper. `p=(a, b)`
     with `masks=n` is the paper's schedule p: a→b of n observation probabilities; one number is a constant. In
     training each image draws its probability from the schedule; in evaluation all use the schedule's mean.
-    `channels="joint"` takes an image as one matrix [R G B] whose entries are masked independently, `"separate"`
-    masks whole pixels and estimates each channel alone. The tubal estimator sees all channels either way; there
-    `channels` only decides whether entries or pixels are masked. `gradient` and `seed` are described in
+    `channels="joint"` takes an image as one matrix [R G B], `"separate"` estimates each channel alone; the tubal
+    estimator sees all channels either way. `mask="entries"` masks the channels of a pixel independently,
+    `"pixels"` hides or shows all of them together, for which certificates are C times as large; by default
+    entries with joint and pixels with separate channels, as in the paper. `"cells"` shows one cell of a random
+    partition into 1/p cells, spread evenly (`masks.partitions`), for certificates by partitions.
+
+    `encoding` is what the classifier sees: the `"estimate"`; `"ablation"`, each channel x as x and 1 − x where
+    observed and two zeros elsewhere, so that an absent pixel differs from a black one (Levine & Feizi 2020), with
+    no estimate at all; or `"estimate+mask"`, the estimate and as many channels that are 1 where observed. The
+    latter two give the classifier twice the channels of the image. `gradient` and `seed` are described in
     `Preprocessed`.
     """
 
@@ -42,17 +52,34 @@ class MENet(Preprocessed):
         channels: Channels = "joint",
         gradient: Gradient = "bpda",
         seed: int | None = 0,
+        mask: MaskOver | None = None,
+        encoding: Encoding = "estimate",
     ) -> None:
         super().__init__(classifier, gradient, seed)
         if not 1 <= masks <= MAX_MASKS:
             raise ConfigurationError(f"expected 1 <= masks <= {MAX_MASKS:,}, got {masks}")
         if channels not in get_args(Channels):
             raise ConfigurationError(f"unknown channels {channels!r}; choose from joint, separate")
-        self.estimator = _estimator(estimator)
+        if mask is not None and mask not in get_args(MaskOver):
+            raise ConfigurationError(f"unknown mask {mask!r}; choose from {', '.join(get_args(MaskOver))}")
+        if encoding not in get_args(Encoding):
+            raise ConfigurationError(
+                f"unknown encoding {encoding!r}; choose from {', '.join(get_args(Encoding))}"
+            )
+        self.mask: MaskOver = mask or _mask_of(channels)
+        self.encoding: Encoding = encoding
+        self.estimator = _estimator(MaskOnly() if estimator is None and encoding == "ablation" else estimator)
+        if encoding == "ablation" and not isinstance(self.estimator, MaskOnly):
+            raise ConfigurationError(
+                f"expected no estimator with encoding 'ablation', which shows observed pixels as they are, "
+                f"got {self.estimator!r}; leave it out, or use encoding 'estimate+mask'"
+            )
         self.p, low, high = _probabilities(p)
         self.masks, self.channels = masks, channels
         self.schedule = masking.schedule(low, high, masks)
         self.mean_p = sum(self.schedule) / masks
+        if self.mask == "cells" and low <= 0:
+            raise ConfigurationError(f"expected p > 0 with mask 'cells', got {p}")
 
     def forward(
         self, images: Float[Tensor, "b c h w"], mask: Bool[Tensor, "..."] | None = None
@@ -65,24 +92,60 @@ class MENet(Preprocessed):
         images: Float[Tensor, "b c h w"],
         generator: torch.Generator,
         mask: Bool[Tensor, "..."] | None = None,
-    ) -> Float[Tensor, "b c h w"]:
-        """Mask and reconstruct. `reconstruct` calls this, with gradients passing as `gradient` says."""
-        return self.estimate(images, self.sample_mask(images, generator) if mask is None else mask)
+    ) -> Float[Tensor, "b codes h w"]:
+        """Mask, reconstruct and encode. `reconstruct` calls this, with gradients passing as `gradient` says."""
+        mask = self.sample_mask(images, generator) if mask is None else mask
+        if self.encoding == "estimate":
+            return self.estimate(images, mask)
+        observed = self._over_channels(images, mask)
+        if self.encoding == "ablation":
+            # `where` and not a product: what is hidden must not pass, not even NaN.
+            zero = torch.zeros((), dtype=images.dtype, device=images.device)
+            return torch.cat([torch.where(observed, images, zero), torch.where(observed, 1 - images, zero)], 1)
+        return torch.cat([self.estimate(images, mask), observed.to(images.dtype)], 1)
+
+    def surrogate(self, images: Float[Tensor, "b c h w"]) -> Tensor:
+        """The image itself in place of its estimate, and every pixel observed."""
+        if self.encoding == "estimate":
+            return images
+        return torch.cat([images, 1 - images if self.encoding == "ablation" else torch.ones_like(images)], 1)
+
+    def visible(self, seen: Tensor) -> Float[Tensor, "b c h w"]:
+        """Estimates; of an ablation the observed pixels, with mid-gray in place of the others."""
+        if self.encoding == "estimate":
+            return seen
+        first, second = seen.chunk(2, 1)
+        return (first + 1 - second) / 2 if self.encoding == "ablation" else first
+
+    @classmethod
+    def classifier_channels(cls, channels: int, settings: dict[str, Any]) -> int:
+        return channels if settings.get("encoding", "estimate") == "estimate" else 2 * channels
 
     def sample_mask(self, images: Float[Tensor, "b c h w"], generator: torch.Generator) -> Bool[Tensor, "b ..."]:
         """One mask per image, with a probability from the schedule in training, with its mean in evaluation."""
         count, shape = len(images), self.mask_shape(images)
         if not self.training:
-            return masking.bernoulli((count, *shape), self.mean_p, generator, images.device)
+            return self._draw(torch.full((count,), self.mean_p), shape, generator, images.device)
         shard, shards = self.shard
         chosen = torch.randint(len(self.schedule), (shards * count,), generator=generator)
-        drawn = masking.bernoulli((shards * count, *shape), torch.tensor(self.schedule)[chosen], generator)
+        drawn = self._draw(torch.tensor(self.schedule)[chosen], shape, generator)
         return drawn[shard * count : (shard + 1) * count].to(images.device)
+
+    def _draw(
+        self,
+        p: Float[Tensor, " b"],
+        shape: tuple[int, ...],
+        generator: torch.Generator,
+        device: torch.device | None = None,
+    ) -> Bool[Tensor, "b ..."]:
+        if self.mask == "cells":
+            return masking.random_cells(p, (shape[-2], shape[-1]), generator).to(device)
+        return masking.bernoulli((len(p), *shape), p, generator, device)
 
     def mask_shape(self, images: Float[Tensor, "b c h w"]) -> tuple[int, ...]:
         """The shape of one image's mask: that of its matrix, or of its pixels where channels share a mask."""
         _, c, h, w = images.shape
-        if self.channels == "separate":
+        if self.mask != "entries":
             return (1, h, w)
         return (h, c * w) if self._layout == "joint" else (c, h, w)
 
@@ -91,10 +154,24 @@ class MENet(Preprocessed):
 
         `mask` has the shape of `mask_shape`, per image or shared by all, or that of the images.
         """
-        if self._layout == "joint" and mask.ndim == images.ndim:
-            mask = join_channels(mask)
+        if self._layout == "joint" and (self.mask != "entries" or mask.ndim == images.ndim):
+            mask = join_channels(self._over_channels(images, mask))
         matrices = to_matrix(images, self._layout)
         return to_image(self.estimator(matrices, mask), images.shape, self._layout)
+
+    def _over_channels(
+        self, images: Float[Tensor, "b c h w"], mask: Bool[Tensor, "..."]
+    ) -> Bool[Tensor, "b c h w"]:
+        """A mask in any shape that `estimate` takes, as one for the channels of the images."""
+        if self._layout == "joint" and self.mask == "entries" and mask.ndim < images.ndim:
+            mask = split_channels(mask, images.shape[1])
+        try:
+            return mask.expand(images.shape)
+        except RuntimeError:
+            raise ConfigurationError(
+                f"expected a mask of shape {self.mask_shape(images)}, per image or shared by all, "
+                f"got {tuple(mask.shape)}"
+            ) from None
 
     @property
     def _layout(self) -> Channels:
@@ -112,6 +189,9 @@ class MENet(Preprocessed):
             "masks": self.masks,
             "channels": self.channels,
             "gradient": self.gradient,
+            # Written only where they differ from what files mean that are older than these two settings.
+            **({} if self.mask == _mask_of(self.channels) else {"mask": self.mask}),
+            **({} if self.encoding == "estimate" else {"encoding": self.encoding}),
         }
 
     @classmethod
@@ -146,6 +226,10 @@ class FixedMasks(nn.Module):
 
     def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b classes"]:
         return torch.stack([self.model(images, mask) for mask in self.bank(images)]).mean(0)
+
+
+def _mask_of(channels: Channels) -> MaskOver:
+    return "pixels" if channels == "separate" else "entries"
 
 
 def _estimator(given: Estimator | str | None) -> Estimator:

@@ -1,10 +1,11 @@
-"""Which entries are observed: Bernoulli masks, the paper's schedules, and banks of fixed masks."""
+"""Which entries are observed: Bernoulli masks, cells of partitions, the paper's schedules, fixed banks."""
 
+import functools
 import math
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from menet.errors import ConfigurationError
@@ -64,6 +65,68 @@ def bank(
         raise ConfigurationError("expected one or more probabilities, got none")
     per_mask = torch.tensor((values * math.ceil(count / len(values)))[:count], device=generator.device)
     return bernoulli((count, *shape), per_mask, generator, device)
+
+
+def partitions(
+    count: int, cells: int, shape: tuple[int, int], generator: torch.Generator
+) -> Int[Tensor, "count h w"]:
+    """`count` random partitions of an image's pixels into `cells`, each spread evenly: the cell of each pixel.
+
+    Runs of `cells` pixels along a curve that keeps neighbors together have one pixel in each cell, so a cell has
+    one random pixel in each small patch of the image. So few pixels show more than as many drawn independently.
+    Cells differ in size by at most two pixels.
+    """
+    height, width = shape
+    if count < 1 or not 1 <= cells <= height * width:
+        raise ConfigurationError(
+            f"expected count >= 1 and 1 <= cells <= {height * width}, the pixels, got {count} and {cells}"
+        )
+    order = curve(height, width)
+    found = torch.empty(count, len(order), dtype=torch.int64)
+    runs = len(order) // cells + 2
+    for partition in found:
+        offset = int(torch.randint(cells, (), generator=generator))
+        shuffled = torch.rand(runs, cells, generator=generator).argsort(1).flatten()
+        partition[order] = shuffled[offset : offset + len(order)]
+    return found.view(count, height, width)
+
+
+def random_cells(
+    p: Float[Tensor, " b"], shape: tuple[int, int], generator: torch.Generator
+) -> Bool[Tensor, "b 1 h w"]:
+    """For each image a random cell of a random partition into round(1/p) cells, as `partitions` makes them."""
+    height, width = shape
+    order, pixels = curve(height, width), height * width
+    if not bool(((p > 0) & (p <= 1)).all()):
+        raise ConfigurationError(f"expected 0 < p <= 1 for cells, got {_show(p)}")
+    cells = (1 / p.double()).round().clamp(max=pixels).long()[:, None]
+    runs = torch.arange(pixels // int(cells.min()) + 2 if len(p) else 0)
+    offset = (torch.rand(len(p), 1, dtype=torch.float64, generator=generator) * cells).long()
+    chosen = (torch.rand(len(p), len(runs), dtype=torch.float64, generator=generator) * cells).long()
+    place = runs * cells - offset + chosen
+    inside = (place >= 0) & (place < pixels)
+    mask = torch.zeros(len(p), pixels + 1, dtype=torch.bool)
+    # What falls beside the image goes to a column that is cut off.
+    mask.scatter_(1, torch.where(inside, order[place.clamp(0, pixels - 1)], pixels), True)
+    return mask[:, :pixels].reshape(-1, 1, height, width)
+
+
+@functools.lru_cache(maxsize=8)
+def curve(height: int, width: int) -> Int[Tensor, " pixels"]:
+    """The pixels, numbered row by row, in the order in which a Hilbert curve visits them."""
+    side = 1 << (max(height, width) - 1).bit_length()
+    at = torch.arange(side * side)
+    x, y = torch.zeros_like(at), torch.zeros_like(at)
+    size = 1
+    while size < side:
+        right = (at // 2) & 1
+        up = (at ^ right) & 1
+        flipped = (up == 0) & (right == 1)
+        x, y = torch.where(flipped, size - 1 - x, x), torch.where(flipped, size - 1 - y, y)
+        x, y = torch.where(up == 0, y, x) + size * right, torch.where(up == 0, x, y) + size * up
+        at, size = at // 4, 2 * size
+    inside = (y < height) & (x < width)
+    return (y * width + x)[inside]
 
 
 def _show(p: float | Tensor) -> str:

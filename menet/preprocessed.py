@@ -3,6 +3,8 @@
 import copy
 import importlib
 import inspect
+import os
+import warnings
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal, get_args
 
@@ -10,8 +12,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from menet.errors import ConfigurationError
+from menet.errors import CheckpointError, ConfigurationError
 from menet.linalg import no_autocast
+from menet.models import Network, weights
 
 Gradient = Literal["exact", "bpda"]
 Average = Literal["logits", "probabilities"]
@@ -153,6 +156,61 @@ class Preprocessed(nn.Module):
         logits = self.sample(images, draws)
         return logits.mean(0) if of == "logits" else logits.softmax(-1).mean(0).log()
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the weights and the settings of the defense to a safetensors file; any classifier will do.
+
+        With one of this package's networks the file is enough for `menet.load`. The code of any other is not in
+        it: build both again and call `load`.
+        """
+        network = self.classifier
+        known = {"architecture": weights.describe(network)} if isinstance(network, Network) else {}
+        weights.save(path, self, {"defense": describe(self), **known})
+
+    def load(self, path: str | os.PathLike[str]) -> "Preprocessed":
+        """Fill the module with the weights that `save` or a training run wrote; refuse those of another defense.
+
+        Only how gradients pass may differ. To put the weights behind another defense on purpose, load them here
+        into the one they were trained with, and give its `classifier` to the other.
+        """
+        state, header = weights.load(path)
+        difference = _difference(header.get("defense") or {}, describe(self))
+        if difference:
+            raise CheckpointError(
+                f"{path} holds weights trained behind another defense: {difference}; "
+                "build the defense with those settings"
+            )
+        found = weights.difference(self.state_dict(), state)
+        if found:
+            raise CheckpointError(f"{path} does not fit the classifier: {found}")
+        self.load_state_dict(state)
+        return self
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        # Beside the tensors, where torch keeps each module's version: no tensor of its own, and it is pickled.
+        metadata, described = getattr(destination, "_metadata", None), self._described()
+        if metadata is not None and described is not None:
+            metadata[prefix[:-1]]["defense"] = described
+
+    def _described(self) -> dict[str, Any] | None:
+        try:
+            return describe(self)
+        except (ConfigurationError, TypeError):
+            return None  # a defense or estimator without a name can be used, but not described
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local_metadata: dict[str, Any], *others: Any
+    ) -> None:
+        saved, mine = local_metadata.get("defense"), self._described()
+        difference = _difference(saved, mine) if isinstance(saved, dict) and mine is not None else None
+        if difference:
+            warnings.warn(
+                f"these weights were trained behind another defense: {difference}; "
+                "build the defense with those settings",
+                stacklevel=5,
+            )
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *others)
+
     def reseed(self, seed: int | None) -> "Preprocessed":
         """Restart the module's randomness from `seed`; None takes a seed from the operating system."""
         if seed is None:
@@ -210,6 +268,14 @@ def describe(module: nn.Module) -> dict[str, Any]:
     if not isinstance(module, Preprocessed):
         return {}
     return {"name": module.name, **module.settings()}
+
+
+def _difference(saved: dict[str, Any], mine: dict[str, Any]) -> str | None:
+    """The first setting in which two described defenses differ, but for how gradients pass; None if none does."""
+    for name in [*saved, *(name for name in mine if name not in saved)]:
+        if name != "gradient" and saved.get(name) != mine.get(name):
+            return f"expected {name} {saved.get(name)!r:.200}, got {mine.get(name)!r:.200}"
+    return None
 
 
 def rebuild(classifier: nn.Module, described: dict[str, Any], seed: int | None = 0) -> nn.Module:

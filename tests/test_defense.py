@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import menet
 from menet import FixedMasks, MENet, NuclearNorm, masks, models
 from menet import images as pictures
-from menet.errors import ConfigurationError
+from menet.errors import CheckpointError, ConfigurationError
 from menet.estimators import USVT, MaskOnly, SoftImpute, TubalNuclearNorm
 from menet.preprocessed import rebuild
 
@@ -188,3 +189,93 @@ def test_unknown_defense_is_refused_and_none_is_the_bare_network():
     assert rebuild(bare, {}) is bare
     with pytest.raises(ConfigurationError, match=r"unknown defense 'wishful thinking'; choose from .*me-net"):
         rebuild(bare, {"name": "wishful thinking"})
+
+
+@pytest.mark.parametrize("estimator", [USVT(), TubalNuclearNorm(), MaskOnly()], ids=lambda e: type(e).__name__)
+def test_pixel_masks_hide_all_channels_of_a_pixel_in_the_joint_layout(photographs, estimator):
+    model = MENet(nn.Flatten(), estimator, p=0.3, mask="pixels").eval()
+    mask = model.sample_mask(photographs, model.generator)
+    assert mask.shape == (6, 1, 32, 32)
+    together = model.estimate(photographs, mask)
+    entries = MENet(nn.Flatten(), estimator, p=0.3).eval()
+    assert torch.equal(together, entries.estimate(photographs, mask.expand(-1, 3, -1, -1)))
+    shared = model.estimate(photographs, mask[0])
+    assert torch.equal(shared[:1], together[:1])
+    bank = model.fixed(2)
+    assert bank.bank(photographs).shape == (2, 1, 32, 32)
+    assert bank(photographs).shape == (6, 3 * 32 * 32)
+    with pytest.raises(ConfigurationError, match=r"expected a mask .*\(32, 96\)"):
+        model.estimate(photographs, torch.ones(32, 96, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("mask", ["entries", "pixels", "cells"])
+@pytest.mark.parametrize("channels", ["joint", "separate"])
+def test_an_ablation_tells_absent_from_black(photographs, channels, mask):
+    model = MENet(nn.Flatten(), p=0.2, channels=channels, mask=mask, encoding="ablation", gradient="exact").eval()
+    black = torch.zeros_like(photographs)
+    for images in (photographs, black):
+        seen, complement = model.reseed(1).reconstruct(images).chunk(2, 1)
+        observed = seen + complement
+        assert set(observed.unique().tolist()) <= {0.0, 1.0} or torch.allclose(observed, observed.round())
+        assert float(observed.mean()) == pytest.approx(0.2, abs=0.03)
+        torch.testing.assert_close(seen, images * observed.round())
+    visible = model.visible(model.reconstruct(photographs))
+    assert visible.shape == photographs.shape
+    leaf = photographs.clone().requires_grad_()
+    first, second = model.reseed(2).reconstruct(leaf).chunk(2, 1)
+    (gradient,) = torch.autograd.grad((first - second).sum(), leaf)
+    torch.testing.assert_close(gradient, 2 * (first + second).detach().round())
+
+
+def test_an_estimate_with_its_mask_is_both(photographs):
+    model = MENet(nn.Flatten(), USVT(), p=0.5, encoding="estimate+mask").eval()
+    mask = model.sample_mask(photographs, model.generator)
+    seen = model.reconstruct(photographs, mask=mask)
+    assert torch.equal(seen[:, :3], model.estimate(photographs, mask))
+    assert torch.equal(seen[:, 3:], pictures.split_channels(mask, 3).float())
+    assert torch.equal(model.visible(seen), seen[:, :3])
+    assert model.classifier_channels(3, model.settings()) == 6
+
+
+def test_settings_older_than_mask_and_encoding_mean_what_they_meant():
+    for channels, mask in (("joint", "entries"), ("separate", "pixels")):
+        settings = MENet(nn.Flatten(), channels=channels).settings()
+        assert "mask" not in settings
+        assert "encoding" not in settings
+        assert MENet.from_settings(nn.Flatten(), settings).mask == mask
+    model = MENet(nn.Flatten(), mask="pixels", encoding="ablation")
+    again = rebuild(nn.Flatten(), {"name": "me-net", **model.settings()})
+    assert (again.mask, again.encoding, again.estimator) == ("pixels", "ablation", MaskOnly())
+
+
+def test_masks_and_encodings_that_do_not_exist_are_refused(without_annotation_checks):
+    with pytest.raises(ConfigurationError, match="unknown mask 'rows'; choose from entries, pixels, cells"):
+        MENet(nn.Flatten(), mask="rows")
+    with pytest.raises(ConfigurationError, match="unknown encoding 'both'; choose from estimate, ablation"):
+        MENet(nn.Flatten(), encoding="both")
+    with pytest.raises(ConfigurationError, match=r"expected no estimator with .*'ablation'.* leave it out"):
+        MENet(nn.Flatten(), USVT(), encoding="ablation")
+    with pytest.raises(ConfigurationError, match="expected p > 0 with mask 'cells'"):
+        MENet(nn.Flatten(), p=0, mask="cells")
+
+
+def test_weights_of_another_defense_are_refused_or_warned_about(tmp_path, recwarn):
+    trained = MENet(nn.Linear(4, 2), p=0.5)
+    trained.save(tmp_path / "own.safetensors")
+    same = MENet(nn.Linear(4, 2), p=0.5, gradient="exact").load(tmp_path / "own.safetensors")
+    assert torch.equal(same.classifier.weight, trained.classifier.weight)
+    same.load_state_dict(trained.state_dict())
+    assert not recwarn.list
+    MENet(network(), p=0.5).save(tmp_path / "built.safetensors")
+    assert menet.load(tmp_path / "built.safetensors").p == 0.5
+    other = MENet(nn.Linear(4, 2), USVT(), p=0.9)
+    with pytest.raises(CheckpointError, match=r"another defense: expected estimator .*nuclear-norm.* got .*usvt"):
+        other.load(tmp_path / "own.safetensors")
+    torch.save(trained.state_dict(), tmp_path / "state.pt")
+    for state in (trained.state_dict(), torch.load(tmp_path / "state.pt", weights_only=True)):
+        with pytest.warns(UserWarning, match="trained behind another defense: expected estimator"):
+            other.load_state_dict(state)
+    with pytest.raises(CheckpointError, match=r"does not fit the classifier: unknown 'classifier\.bias'"):
+        MENet(nn.Linear(4, 2, bias=False), p=0.5).load(tmp_path / "own.safetensors")
+    with pytest.raises(CheckpointError, match="does not fit the classifier"):
+        MENet(nn.Linear(5, 2), p=0.5).load(tmp_path / "own.safetensors")

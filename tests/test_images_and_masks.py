@@ -102,3 +102,46 @@ def test_approximate_rank_of_simple_matrices() -> None:
     assert linalg.approximate_rank(torch.stack([torch.zeros(3, 5), torch.ones(3, 5)])).tolist() == [0, 1]
     assert linalg.approximate_rank(torch.eye(10), 0.9).item() == 9
     assert linalg.approximate_rank(torch.ones(0, 3, 5)).shape == (0,)
+
+
+@pytest.mark.parametrize("shape, cells", [((28, 28), 28), ((5, 7), 4), ((1, 9), 9), ((3, 3), 1)])
+def test_partitions_divide_the_pixels_evenly(shape: tuple[int, int], cells: int, generator) -> None:
+    found = masks.partitions(5, cells, shape, generator)
+    assert found.shape == (5, *shape)
+    assert len({tuple(one.flatten().tolist()) for one in found}) == (1 if cells == 1 else 5)
+    for one in found:
+        sizes = torch.bincount(one.flatten(), minlength=cells)
+        assert sizes.sum() == shape[0] * shape[1]
+        assert int(sizes.max() - sizes.min()) <= 2
+        # Runs along the curve have one pixel in each cell, wherever the first of them begins.
+        along = one.flatten()[masks.curve(*shape)].tolist()
+        runs = [
+            [along[:at], *(along[i : i + cells] for i in range(at, len(along), cells))] for at in range(cells)
+        ]
+        assert any(all(len(set(run)) == len(run) for run in cut) for cut in runs)
+
+
+def test_a_random_cell_is_a_cell_of_a_partition(generator) -> None:
+    p = torch.tensor([1 / 28] * 3000 + [0.1] * 3000)
+    found = masks.random_cells(p, (28, 28), generator)
+    assert found.shape == (6000, 1, 28, 28)
+    for part, cells in ((found[:3000], 28), (found[3000:], 10)):
+        sizes = part.flatten(1).sum(1)
+        assert set(sizes.tolist()) <= set(range(784 // cells - 1, 784 // cells + 3))
+        seen = part.float().mean((0, 1))
+        torch.testing.assert_close(
+            seen, torch.full((28, 28), 1 / cells), rtol=0, atol=6 * (1 / cells / 3000) ** 0.5
+        )
+    assert masks.random_cells(p[:0], (28, 28), generator).shape == (0, 1, 28, 28)
+    with pytest.raises(ConfigurationError, match="expected 0 < p <= 1 for cells, got 0"):
+        masks.random_cells(torch.zeros(1), (4, 4), generator)
+    with pytest.raises(ConfigurationError, match="1 <= cells <= 16, the pixels, got 1 and 17"):
+        masks.partitions(1, 17, (4, 4), generator)
+
+
+def test_the_curve_visits_every_pixel_and_keeps_neighbors_together() -> None:
+    for height, width in ((8, 8), (28, 28), (5, 7)):
+        order = masks.curve(height, width)
+        assert sorted(order.tolist()) == list(range(height * width))
+    rows, columns = masks.curve(8, 8) // 8, masks.curve(8, 8) % 8
+    assert (rows.diff().abs() + columns.diff().abs() == 1).all()

@@ -2,8 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from menet.commands.options import Data, Device, MaxBatch, Root, Run, Seed, Side, Split
+
+if TYPE_CHECKING:
+    from menet.report.collect import Subject
 
 
 @dataclass(frozen=True)
@@ -11,7 +15,12 @@ class Certify:
     """Certify the majority vote of a ME-Net: no perturbation of so many pixels can change it.
 
     The certificate bounds the number of perturbed pixels (an l0 threat model). It is strong if few pixels are
-    observed (small p) and empty for p >= 0.5. Safe to interrupt: rerun the same command to resume.
+    observed (small p) and empty for p >= 0.5. Prints and draws the certified accuracy by pixels. Safe to
+    interrupt: rerun the same command to resume. Examples:
+
+      menet train mnist --defense me-net --mask pixels --encoding ablation --p 0.05 --model mlp --out runs/few
+      menet certify runs/few --estimation 10000
+      menet certify runs/few --partitions 20            without randomness: no alpha, no abstention
     """
 
     run: Run
@@ -33,14 +42,20 @@ class Certify:
     stop: int | None = 500
     """One past the last example; a number larger than the dataset means all."""
 
+    partitions: int | None = None
+    """Certify by the votes on every cell of so many partitions into 1/p cells, in place of random draws."""
+
     selection: int = 100
     """Random draws that choose the class."""
 
     estimation: int = 1000
-    """Random draws that bound the probability of the class."""
+    """Most random draws that bound the probabilities of the class and its rivals."""
+
+    looks: int = 4
+    """How often an example may stop because more draws would not enlarge its radius."""
 
     alpha: float = 0.001
-    """Probability that a certificate is wrong."""
+    """Probability that a certificate by random draws is wrong."""
 
     batch_size: int | None = None
     """Examples between two writes: at most this many are lost if the command is killed.
@@ -53,13 +68,14 @@ class Certify:
     device: Device = "cpu"
 
     out: Path | None = None
-    """Folder for the records. Default: RUN/certificate, or RUN/certificate-P with --p."""
+    """Folder for records and curve. Default: RUN/certificate, with -P and -partitions for these options."""
 
     def __call__(self) -> int:
         from menet.commands.options import check_model, dataset_of, default_folder, device_of, model_of
         from menet.defense import MENet
         from menet.errors import ConfigurationError
         from menet.evaluation import CertificateSettings, Worker, certify
+        from menet.evaluation.certify import certificate_summary
         from menet.report.collect import Subject
         from menet.report.tables import certificates
 
@@ -70,7 +86,9 @@ class Certify:
                 f"expected a ME-Net, as certificates need one, got a {type(model).__name__} in {self.run}"
             )
         if self.p is not None:
-            model = MENet(model.classifier, model.estimator, self.p, model.masks, model.channels).eval()
+            observed = MENet.from_settings(model.classifier, {**model.settings(), "p": self.p})
+            assert isinstance(observed, MENet)
+            model = observed.eval()
         dataset = dataset_of(self.data, self.run, self.split, self.root, self.side)
         check_model(model.to(device), dataset, device)
         settings = CertificateSettings(
@@ -79,18 +97,54 @@ class Certify:
             batch_size=self.batch_size,
             selection=self.selection,
             estimation=self.estimation,
+            looks=self.looks,
             alpha=self.alpha,
+            partitions=self.partitions,
             seed=self.seed,
             max_batch=self.max_batch,
         )
-        folder = self.out or default_folder(self.run, "certificate" + ("" if self.p is None else f"-{self.p:g}"))
+        name = "certificate" + ("" if self.p is None else f"-{self.p:g}")
+        folder = self.out or default_folder(self.run, name + ("" if self.partitions is None else "-partitions"))
         worker = Worker.from_environment()
         records = certify(model, dataset, folder, settings, source=source, device=device, worker=worker)
         if records.missing:
             print(f"process {worker.rank} is done; other processes still work on {len(records.missing)} examples")
             return 0
-        certificates([Subject(self.run, certificate=records)]).print()
-        abstained = sum(row["radius"] < 0 for row in records.rows)
-        print(f"{abstained} abstentions; each certificate is wrong with probability <= {self.alpha:g}")
-        print(f"records: {folder}")
+        subject = Subject(self.run, certificate=records)
+        certificates([subject]).print()
+        found = certificate_summary(records)
+        print(
+            f"clean accuracy of the vote {found.vote.value:.1%} [{found.vote.low:.1%}, {found.vote.high:.1%}]; "
+            f"median certified radius {found.median_radius} pixels"
+            if found.median_radius >= 0
+            else f"clean accuracy of the vote {found.vote.value:.1%}; fewer than half of the votes are certified"
+        )
+        cost = f"{found.draws:,.0f} forward passes and {found.seconds:.3g} seconds for an example"
+        if self.partitions is None:
+            print(
+                f"{found.abstentions} abstentions; each certificate is wrong with probability <= {self.alpha:g}; "
+                f"{cost}"
+            )
+        else:
+            print(f"deterministic: no probability of error, no abstention; {cost}")
+        drawn = _draw(subject, folder)
+        print(f"records: {folder}" + (f"; curve: {drawn}" if drawn else ""))
         return 0
+
+
+def _draw(subject: "Subject", folder: Path) -> Path | None:
+    """Write the curve of certified accuracy; without matplotlib, say so and return None."""
+    from menet.errors import ConfigurationError
+    from menet.files import replacing
+    from menet.report.curves import certified
+
+    try:
+        from menet.report import figures
+    except ConfigurationError as error:
+        print(f"no curve: {error}")
+        return None
+    curve = certified(subject)
+    assert curve is not None
+    with replacing(folder / "certificate.png") as temporary:
+        figures.certified([curve]).savefig(temporary, format="png", dpi=160)
+    return folder / "certificate.png"

@@ -70,6 +70,14 @@ class Train:
     channels: str | None = None
     """Of me-net: joint (default; one matrix [R G B]) or separate."""
 
+    mask: str | None = None
+    """Of me-net: entries, pixels (all channels of a pixel together) or cells (of partitions, for certificates).
+    Default: entries with joint channels, pixels with separate ones."""
+
+    encoding: str | None = None
+    """Of me-net: what the network sees: estimate (default), ablation (observed pixels with their complements and
+    no estimate) or estimate+mask."""
+
     gradient: str | None = None
     """Gradient of the defense in adversarial training: bpda (default) or exact."""
 
@@ -234,8 +242,9 @@ class Train:
     def defense_settings(self) -> dict[str, Any]:
         """The chosen defense, as `TrainingConfig.defense` takes it."""
         return defense_settings(
-            self.defense, self.estimator, self.p, self.masks, self.channels, self.gradient, self.settings
-        )
+            self.defense, self.estimator, self.p, self.masks, self.channels, self.gradient, self.settings,
+            self.mask, self.encoding,
+        )  # fmt: skip
 
 
 def defense_settings(
@@ -246,9 +255,13 @@ def defense_settings(
     channels: str | None,
     gradient: str | None,
     further: str | None = None,
+    mask: str | None = None,
+    encoding: str | None = None,
 ) -> dict[str, Any]:
     """The settings of a defense from options; options of ME-Net are refused for another defense."""
+    estimator = "mask-only" if encoding == "ablation" and estimator is None else estimator
     own = {"estimator": estimator, "p": _probabilities(p), "masks": masks, "channels": channels}
+    own |= {"mask": mask, "encoding": encoding}
     for name, value in own.items():
         if defense != "me-net" and value is not None:
             raise ConfigurationError(f"--{name} only applies to --defense me-net, got --defense {defense}")

@@ -15,7 +15,13 @@ from menet.evaluation.accuracy import (
 )
 from menet.evaluation.attack_spec import AttackRun, FixedDraws, parse_attack
 from menet.evaluation.audit import AuditSettings, Finding, audit
-from menet.evaluation.certify import CertificateSettings, certified_accuracies, certified_radius, certify
+from menet.evaluation.certify import (
+    CertificateSettings,
+    certificate_summary,
+    certified_accuracies,
+    certified_radius,
+    certify,
+)
 from menet.evaluation.records import Records, read, read_folder
 from menet.evaluation.results import publish, read_result, read_results
 from menet.evaluation.runner import EvaluationSettings, evaluate
@@ -38,6 +44,7 @@ __all__ = [
     "accuracy",
     "audit",
     "bounded_mean",
+    "certificate_summary",
     "certified_accuracies",
     "certified_radius",
     "certify",

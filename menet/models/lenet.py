@@ -1,4 +1,6 @@
-"""LeNet as Madry et al. (2018) used it for MNIST, and the paper after them."""
+"""LeNet as Madry et al. (2018) used it for MNIST, and the paper after them; and a perceptron for few pixels."""
+
+import itertools
 
 import torch
 from jaxtyping import Float
@@ -25,3 +27,26 @@ class LeNet(Body):
         maps = nn.functional.max_pool2d(torch.relu(self.first(images)), 2)
         maps = nn.functional.max_pool2d(torch.relu(self.second(maps)), 2)
         return torch.relu(self.hidden(maps.flatten(1)))
+
+
+class MLP(Body):
+    """Three layers of 512 units with batch normalization, the last two with a shortcut; 1.3 million weights.
+
+    For images of which so few pixels are observed that neighbors hardly ever are: an ablation with p below 0.1.
+    There it is several times as fast as a LeNet. It only takes images of the side it was built for.
+    """
+
+    width = 512
+
+    def __init__(self, channels: int, side: int) -> None:
+        super().__init__()
+        sizes = [channels * side**2, self.width, self.width, self.width]
+        self.layers = nn.ModuleList(nn.Linear(*pair, bias=False) for pair in itertools.pairwise(sizes))
+        self.norms = nn.ModuleList(nn.BatchNorm1d(self.width) for _ in self.layers)
+
+    def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b 512"]:
+        vectors = images.flatten(1)
+        for number, (layer, norm) in enumerate(zip(self.layers, self.norms, strict=True)):
+            update = torch.relu(norm(layer(vectors)))
+            vectors = vectors + update if number else update
+        return vectors

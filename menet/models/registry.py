@@ -10,7 +10,7 @@ from torch import nn
 from menet.errors import ConfigurationError
 from menet.models.compact import Compact
 from menet.models.densenet import DenseNet
-from menet.models.lenet import LeNet
+from menet.models.lenet import MLP, LeNet
 from menet.models.network import Architecture, Body, Network
 from menet.models.resnet import ResNet, Small
 from menet.models.wide_resnet import WideResNet
@@ -23,6 +23,7 @@ NETWORKS: dict[str, Callable[[int, int], Body]] = {
     "densenet121": lambda channels, side: DenseNet(channels),
     "compact": lambda channels, side: Compact(channels, side),
     "small": lambda channels, side: Small(channels),
+    "mlp": lambda channels, side: MLP(channels, side),
 }
 
 MIN_SIDE = 8  # DenseNet halves three times
@@ -124,7 +125,7 @@ def initialize(module: nn.Module, generator: torch.Generator | None = None) -> N
             nn.init.uniform_(layer.weight, -bound, bound, generator=generator)
             if layer.bias is not None:
                 nn.init.uniform_(layer.bias, -bound, bound, generator=generator)
-        elif isinstance(layer, nn.BatchNorm2d):
+        elif isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
             layer.reset_parameters()
         elif list(layer.parameters(recurse=False)):
             # Networks are built uninitialized: skipped, the layer would keep whatever was in memory.

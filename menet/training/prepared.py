@@ -98,8 +98,8 @@ def prepare(
     make different shards; each shard has its own random stream, so the set does not depend on their number.
     """
     model = rebuild(nn.Identity(), defense)
-    if not isinstance(model, MENet):
-        raise ConfigurationError(f"expected defense 'me-net', got {defense!r:.200}")
+    if not isinstance(model, MENet) or model.encoding != "estimate" or model.mask == "cells":
+        raise ConfigurationError(f"expected defense 'me-net' that shows estimates, got {defense!r:.200}")
     for name, value in (("limit", limit), ("per_shard", per_shard)):
         if value is not None and value < 1:
             raise ConfigurationError(f"expected {name} >= 1, got {value}")

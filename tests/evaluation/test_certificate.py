@@ -1,4 +1,4 @@
-"""The certificate against enumeration of all masks, and against attacks inside its radius."""
+"""Certificates against enumeration of all masks and votes, against attacks inside them, and planted errors."""
 
 import itertools
 import math
@@ -15,8 +15,17 @@ from menet.errors import ConfigurationError
 from menet.estimators import USVT, MaskOnly, NuclearNorm, SoftImpute, TubalNuclearNorm
 from menet.evaluation import CertificateSettings, Worker, certified_accuracies, certified_radius, certify
 from menet.evaluation.accuracy import lower_bound
-from menet.evaluation.certify import certificates, observation
+from menet.evaluation.certify import (
+    Bounds,
+    certificate_summary,
+    certificates,
+    observation,
+    partition_certificates,
+    partition_radius,
+    rivals,
+)
 from menet.evaluation.records import read, shards
+from menet.masks import partitions
 
 ESTIMATORS = [USVT(), SoftImpute(), NuclearNorm(), MaskOnly(), TubalNuclearNorm()]
 
@@ -34,8 +43,8 @@ class Tiny(nn.Module):
         return ((images - 0.5).flatten(1) @ self.first * 2).relu() @ self.second
 
 
-def tiny(estimator, p: float, channels: str, shape: tuple[int, int, int], seed: int = 0):
-    return MENet(Tiny(math.prod(shape), seed), estimator, p=p, channels=channels).eval()
+def tiny(estimator, p: float, channels: str, shape: tuple[int, int, int], seed: int = 0, mask=None):
+    return MENet(Tiny(math.prod(shape), seed), estimator, p=p, channels=channels, mask=mask).eval()
 
 
 def exact_shares(model, images: Tensor) -> Tensor:
@@ -54,25 +63,29 @@ def exact_shares(model, images: Tensor) -> Tensor:
 
 
 SETTINGS = [
-    ("joint", (1, 2, 3), 0.15, 1),
-    ("joint", (2, 2, 2), 0.08, 2),
-    ("separate", (2, 2, 3), 0.15, 1),
+    ("joint", (1, 2, 3), 0.15, 1, None),
+    ("joint", (2, 2, 2), 0.08, 2, None),
+    ("separate", (2, 2, 3), 0.15, 1, None),
+    ("joint", (2, 2, 3), 0.15, 1, "pixels"),
+    ("separate", (2, 2, 2), 0.08, 2, "entries"),
 ]
 
 
-@pytest.mark.parametrize("channels, shape, p, entries", SETTINGS)
+@pytest.mark.parametrize("channels, shape, p, entries, mask", SETTINGS)
 @pytest.mark.parametrize("estimator", [USVT(), MaskOnly()], ids=["usvt", "mask-only"])
-def test_no_change_within_the_exact_radius_turns_the_vote(estimator, channels, shape, p, entries):
+def test_no_change_within_the_exact_radius_turns_the_vote(estimator, channels, shape, p, entries, mask):
     """Every set of pixels, every corner of the cube they can move in, and random values besides."""
     random = torch.Generator().manual_seed(0)
     images = torch.rand(6, *shape, generator=random)
     attacked = 0
     for seed in range(3):
-        model = tiny(estimator, p, channels, shape, seed)
+        model = tiny(estimator, p, channels, shape, seed, mask)
         assert observation(model, shape[0]) == (pytest.approx(p), entries)
         for image, shares in zip(images, exact_shares(model, images), strict=True):
-            share, winner = shares.max(0)
-            radius = certified_radius(min(1.0, share.item()), p, entries, shape[1] * shape[2])
+            (share, second), (winner, _) = shares.clamp(max=1).topk(2)
+            radius = certified_radius(share.item(), p, entries, shape[1] * shape[2], second.item())
+            half = certified_radius(share.item(), p, entries, shape[1] * shape[2])
+            assert half is None or half <= radius, "the runner-up bound is never the smaller one"
             for changed in range(1, (radius or 0) + 1):
                 attempts = [
                     (places, values)
@@ -86,31 +99,71 @@ def test_no_change_within_the_exact_radius_turns_the_vote(estimator, channels, s
                 batch = image.flatten(1).repeat(len(attempts), 1, 1)
                 for number, (places, values) in enumerate(attempts):
                     batch[number, :, list(places)] = values
-                after = exact_shares(model, batch.view(-1, *shape))[:, winner]
-                assert (after > 0.5).all()
+                every = exact_shares(model, batch.view(-1, *shape))
+                after = every[:, winner]
+                assert (every.argmax(1) == winner).all()
                 assert (after >= share - (1 - (1 - p) ** (entries * changed)) - 1e-9).all()
                 attacked += len(attempts)
     assert attacked > 50
 
 
-@pytest.mark.parametrize("channels, shape, p, entries", SETTINGS)
-def test_bounds_from_draws_are_below_the_exact_shares(channels, shape, p, entries):
-    images = torch.rand(150, *shape, generator=torch.Generator().manual_seed(1))
-    model = tiny(MaskOnly(), p, channels, shape)
-    settings = CertificateSettings(selection=50, estimation=300, alpha=0.01)
+@pytest.mark.parametrize("looks", [1, 3])
+@pytest.mark.parametrize("channels, shape, p, entries, mask", SETTINGS[1:4])
+def test_bounds_from_draws_hold_for_the_exact_shares(channels, shape, p, entries, mask, looks):
+    images = torch.rand(100, *shape, generator=torch.Generator().manual_seed(1))
+    model = tiny(MaskOnly(), p, channels, shape, mask=mask)
+    settings = CertificateSettings(selection=50, estimation=800, looks=looks, alpha=0.01)
     found = certificates(model, images, settings)
     exact = exact_shares(model, images)
     own = exact.gather(1, found.prediction[:, None])[:, 0]
-    assert (found.lower_bound > own + 1e-9).double().mean() <= 0.03
+    others = exact.scatter(1, found.prediction[:, None], 0).amax(1)
+    wrong = (found.lower_bound > own + 1e-9) | (found.runner_up < others - 1e-9)
+    assert wrong.double().mean() <= 0.03
     certified = found.radius >= 0
     assert certified.any()
     assert (exact.argmax(1) == found.prediction)[certified].double().mean() >= 0.97
-    for share, radius, votes in zip(
-        found.lower_bound.tolist(), found.radius.tolist(), found.votes.tolist(), strict=True
+    for low, high, radius in zip(
+        found.lower_bound.tolist(), found.runner_up.tolist(), found.radius.tolist(), strict=True
     ):
-        assert share == lower_bound(votes, 300, 0.01)
-        expected = certified_radius(share, p, entries, shape[1] * shape[2])
+        expected = certified_radius(low, p, entries, shape[1] * shape[2], high)
         assert radius == (-1 if expected is None else expected)
+    if looks == 1:
+        assert set(found.draws.tolist()) == {800}
+        sole = found.runner_up == 1 - found.lower_bound
+        for low, votes in zip(found.lower_bound[sole].tolist(), found.votes[sole].tolist(), strict=True):
+            assert low in [lower_bound(votes, 800, 0.01 / parts) for parts in (1, 2, 3)]
+    else:
+        spent = set(found.draws.tolist())
+        assert len(spent) > 1, "some stop early, some do not"
+        assert spent <= {50, 200, 800}
+
+
+def test_looks_share_alpha_and_the_last_takes_half():
+    looks = CertificateSettings(estimation=10_000, looks=4, alpha=0.002).schedule()
+    assert [draws for draws, _ in looks] == [156, 625, 2500, 10_000]
+    assert sum(alpha for _, alpha in looks) == pytest.approx(0.002)
+    assert looks[-1][1] == pytest.approx(0.001)
+    assert CertificateSettings(estimation=60, alpha=0.01).schedule() == [(60, 0.01)]
+    assert CertificateSettings(estimation=10_000, looks=1).schedule() == [(10_000, 0.001)]
+
+
+def test_rivals_are_few_groups_and_the_runner_up_stands_alone():
+    assert rivals([90, 0, 0, 0], 0) == []
+    assert rivals([70, 20, 6, 4, 0], 0) == [[1], [2, 3, 4]]
+    assert rivals([5, 40, 30, 25, 0], 1) == [[2], [3, 0, 4]]
+    assert rivals([40, 20, 20, 20], 0) == [[1], [2], [3]]
+    assert rivals([8, 2], 0) == [[1]]
+    assert sorted(itertools.chain(*rivals([3, 50, 7, 9, 1, 0, 30], 1))) == [0, 2, 3, 4, 5, 6]
+
+
+def test_bounds_of_a_group_are_those_of_its_sum_at_its_part_of_alpha():
+    from menet.evaluation.intervals import upper_bound
+
+    found = Bounds([[1], [2, 3]]).tightened([70, 20, 6, 4], 0, 0.003)
+    assert found.lower == lower_bound(70, 100, 0.001)
+    assert found.upper == upper_bound(20, 100, 0.001)
+    assert found.tightened([7, 2, 1, 0], 0, 0.003) == found, "a later, looser look loosens nothing"
+    assert Bounds([]).tightened([100, 0], 0, 0.01).upper == 1 - lower_bound(100, 100, 0.01)
 
 
 class AnyChange(nn.Module):
@@ -121,10 +174,12 @@ class AnyChange(nn.Module):
         return torch.stack([1 - changed, changed], 1)
 
 
-@pytest.mark.parametrize("channels, entries", [("joint", 3), ("separate", 1)])
-def test_the_radius_is_the_largest_that_holds_in_the_worst_case(channels, entries):
+@pytest.mark.parametrize(
+    "channels, mask, entries", [("joint", None, 3), ("separate", None, 1), ("joint", "pixels", 1)]
+)
+def test_the_radius_is_the_largest_that_holds_in_the_worst_case(channels, mask, entries):
     p = 0.2 if entries == 3 else 0.15
-    model = MENet(AnyChange(), MaskOnly(), p=p, channels=channels).eval()
+    model = MENet(AnyChange(), MaskOnly(), p=p, channels=channels, mask=mask).eval()
     gray = torch.full((1, 3, 4, 4), 0.5)
     assert (model.votes(gray, 20) == torch.tensor([20, 0])).all()
     radius = certified_radius(1.0, p, entries)
@@ -137,22 +192,26 @@ def test_the_radius_is_the_largest_that_holds_in_the_worst_case(channels, entrie
         assert ((1 - p) ** (entries * changed) > 0.5) == kept
 
 
+@pytest.mark.parametrize("mask", ["entries", "pixels", "cells"])
 @pytest.mark.parametrize("channels", ["joint", "separate"])
+@pytest.mark.parametrize("encoding", ["estimate", "ablation", "estimate+mask"])
 @pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda one: type(one).__name__)
-def test_estimates_depend_on_observed_entries_alone(estimator, channels):
+def test_what_the_classifier_sees_depends_on_observed_entries_alone(estimator, encoding, channels, mask):
     """What the certificate rests on: bit for bit, whatever stands in the entries that are not shown."""
+    if encoding == "ablation" and estimator != MaskOnly():
+        pytest.skip("an ablation estimates nothing")
     random = torch.Generator().manual_seed(0)
     images = torch.rand(8, 3, 8, 8, generator=random)
-    model = MENet(nn.Identity(), estimator, p=0.4, channels=channels).eval()
-    mask = model.sample_mask(images, random)
+    model = MENet(nn.Identity(), estimator, p=0.4, channels=channels, mask=mask, encoding=encoding).eval()
+    drawn = model.sample_mask(images, random)
     other = torch.rand(images.shape, generator=random)
-    if channels == "separate" or mask.ndim == 4:
-        shown = mask.expand_as(images)
-    else:
-        shown = mask.unflatten(2, (3, 8)).transpose(1, 2)
+    shown = drawn.expand_as(images) if drawn.ndim == 4 else drawn.unflatten(2, (3, 8)).transpose(1, 2)
+    if mask != "entries":
+        assert (shown == shown[:, :1]).all(), "channels are shown together"
     changed = torch.where(shown, images, other)
     assert not torch.equal(changed, images)
-    assert torch.equal(model.estimate(images, mask), model.estimate(changed, mask))
+    seen = [model.preprocess(one, random, drawn) for one in (images, changed)]
+    assert torch.equal(*seen)
 
 
 @given(st.floats(0, 1), st.floats(0.001, 1), st.integers(1, 4))
@@ -165,7 +224,80 @@ def test_the_radius_is_the_largest_that_the_inequality_allows(share, p, entries)
         assert not (1 - p) ** (entries * (radius + 1)) > 1.5 - share
 
 
+def worst_case_holds(radius_of, entries: int = 1) -> bool:
+    """Whether `radius_of(p_A, p, entries, p_B)` is right against the classifier for which the bound is tight.
+
+    It votes A whenever one of s special pixels is seen, and B as soon as a perturbed pixel is; otherwise the vote
+    is that of another pixel: B where seen, else A. Perturbing the s pixels turns all masks that show one of them.
+    All probabilities follow from p and s.
+    """
+    for p in (0.01, 0.03, 0.057, 0.1, 0.2):
+        for special in range(1, 40):
+            shown = 1 - (1 - p) ** (entries * special)
+            before = (shown + (1 - shown) * (1 - p), (1 - shown) * p)
+            after = ((1 - shown) * (1 - p), shown + (1 - shown) * p)
+            radius = radius_of(before[0], p, entries, before[1])
+            if radius is not None and radius >= special and not after[0] > after[1]:
+                return False
+    return True
+
+
+def test_planted_errors_in_the_radius_are_caught_by_the_worst_case():
+    def right(winner, p, entries, second):
+        return certified_radius(winner, p, entries, runner_up=second)
+
+    def off_by_one(winner, p, entries, second):
+        found = right(winner, p, entries, second)
+        return found if found is None else found + 1
+
+    def entries_as_pixels(winner, p, entries, second):
+        return right(winner, p, 1, second)
+
+    def one_delta(winner, p, entries, second):
+        """p_A − p_B > Δ in place of 2Δ."""
+        gap = winner - second
+        return max((rho for rho in range(200) if gap > 1 - (1 - p) ** (entries * rho)), default=None)
+
+    for entries in (1, 3):
+        assert worst_case_holds(right, entries)
+        assert not worst_case_holds(off_by_one, entries)
+        assert not worst_case_holds(one_delta, entries)
+    assert not worst_case_holds(entries_as_pixels, 3)
+
+
+class Table(nn.Module):
+    """A class for each of the 512 masks of a 3×3 image, by a random table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.randint(10, (512,), generator=torch.Generator().manual_seed(0))
+
+    def forward(self, images: Tensor) -> Tensor:
+        seen = images.flatten(2).sum(1) > 0
+        return nn.functional.one_hot(self.table[(seen * 2 ** torch.arange(9)).sum(1)], 10).float()
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_draws_that_select_must_not_estimate(planted, monkeypatch):
+    """Ten classes of nearly equal probability: the one that happens to lead looks better than it is."""
+    model = MENet(Table(), p=0.5, encoding="ablation").eval()
+    exact = torch.bincount(model.classifier.table, minlength=10) / 512
+    if planted:
+        reseed = model.reseed
+        monkeypatch.setattr(model, "reseed", lambda seed: reseed(0))
+    settings = CertificateSettings(selection=100, estimation=100, looks=1, alpha=0.3)
+    found = certificates(model, torch.full((600, 1, 3, 3), 0.5), settings)
+    wrong = (found.lower_bound > exact[found.prediction]).double().mean().item()
+    assert (wrong > 0.1) == planted
+
+
 def test_known_radii():
+    kept = 45 / 784
+    for winner, second, half, both in ((0.75, 0.1, 4, 6), (0.6, 0.15, 1, 4), (0.45, 0.2, None, 2)):
+        assert certified_radius(winner, kept) == half
+        assert certified_radius(winner, kept, runner_up=second) == both
+    assert certified_radius(1.0, 75 / 1024) == 9
+    assert certified_radius(1.0, 75 / 1024, entries=3) == 3
     assert certified_radius(0.99, 0.05) == 13
     assert certified_radius(0.99, 0.05, entries=3) == 4
     assert certified_radius(1.0, 0.5) == 0
@@ -176,6 +308,108 @@ def test_known_radii():
         certified_radius(0.9, 0.0)
     with pytest.raises(ConfigurationError, match=r"got 0\.9 and p 1\.5"):
         certified_radius(0.9, 1.5)
+
+
+def turned_votes(chosen: Tensor, layout: Tensor, winner: int, classes: int, changed: int) -> bool:
+    """Whether some `changed` pixels can take the vote: every set, every cell they reach, every class."""
+    votes, cells = chosen.tolist(), layout.flatten(1).tolist()
+    counts = [sum(row.count(one) for row in votes) for one in range(classes)]
+    for places in itertools.combinations(range(len(cells[0])), changed):
+        reached = [votes[r][cell] for r, row in enumerate(cells) for cell in {row[place] for place in places}]
+        for rival in set(range(classes)) - {winner}:
+            left = counts[winner] - reached.count(winner)
+            if not left > counts[rival] + len(reached) - reached.count(rival):
+                return True
+    return False
+
+
+def partition_violations(radius_of) -> tuple[int, int]:
+    """Over random votes on tiny images: certificates for 1 and 2 pixels, and how many of them do not hold."""
+    random = torch.Generator().manual_seed(3)
+    certified = wrong = 0
+    for number in range(150):
+        layout = partitions(1 + number % 3, 5 + number % 3, (3, 4), random)
+        cells = int(layout.max()) + 1
+        chosen = torch.where(
+            torch.rand(len(layout), cells, generator=random) < 0.75,
+            0,
+            torch.randint(3, (len(layout), cells), generator=random),
+        )
+        winner = torch.bincount(chosen.flatten(), minlength=3).argmax()
+        radius = int(radius_of(chosen[None], winner[None], 3, layout)[0])
+        for changed in range(1, min(radius, 2) + 1):
+            certified += 1
+            wrong += turned_votes(chosen, layout, int(winner), 3, changed)
+    return certified, wrong
+
+
+def test_partition_certificates_hold_for_all_changes_of_one_and_two_pixels_and_all_classes():
+    certified, wrong = partition_violations(partition_radius)
+    assert certified > 100
+    assert wrong == 0
+
+
+def test_planted_errors_in_the_partition_bound_are_caught():
+    def ties_for_us(chosen, prediction, classes, layout):
+        winning, second = torch.bincount(chosen.flatten(), minlength=classes).topk(2).values
+        return ((winning - second) // (2 * len(layout)))[None]
+
+    def off_by_one(*given):
+        return partition_radius(*given) + 1
+
+    def one_vote_each(chosen, prediction, classes, layout):
+        """A perturbed cell takes one vote from the winner, and gives none to its rival."""
+        winning, second = torch.bincount(chosen.flatten(), minlength=classes).topk(2).values
+        return ((winning - second - 1) // len(layout))[None]
+
+    for planted in (ties_for_us, off_by_one, one_vote_each):
+        assert partition_violations(planted)[1] > 0
+
+
+def test_partition_radius_is_at_least_that_of_the_plain_bound_and_tight_for_one_partition():
+    random = torch.Generator().manual_seed(5)
+    larger = 0
+    for count in (1, 8):
+        layout = partitions(count, 10, (4, 5), random)
+        chosen = torch.randint(3, (60, count, 10), generator=random)
+        chosen[torch.rand(chosen.shape, generator=random) < 0.5] = 1
+        counts = torch.stack([(chosen == one).sum((1, 2)) for one in range(3)], 1)
+        winner = counts.argmax(1)
+        first, second = counts.topk(2).values.T
+        plain = ((first - second - 1).clamp(min=0) // (2 * count)).tolist()
+        found = partition_radius(chosen, winner, 3, layout).tolist()
+        assert all(one <= other for one, other in zip(plain, found, strict=True))
+        larger += sum(one < other for one, other in zip(plain, found, strict=True))
+        if count == 1:
+            for number, radius in enumerate(found[:20]):
+                held = radius == 0 or not turned_votes(chosen[number], layout, int(winner[number]), 3, radius)
+                assert held
+                assert turned_votes(chosen[number], layout, int(winner[number]), 3, radius + 1)
+    assert larger > 0
+
+
+def test_partition_certificates_of_a_network_hold_for_every_value_on_a_grid():
+    """A real forward pass: all changes of one pixel, and of two, to black, gray or white."""
+    random = torch.Generator().manual_seed(0)
+    layout = partitions(2, 6, (2, 3), random)
+    attacked = 0
+    for seed in range(6):
+        model = MENet(Tiny(2 * 6, seed), p=1 / 6, mask="cells", encoding="ablation").eval()
+        images = torch.rand(5, 1, 2, 3, generator=random)
+        found = partition_certificates(model, images, layout, max_batch=7)
+        again = partition_certificates(model, images, layout)
+        assert torch.equal(found.counts, again.counts)
+        assert (found.counts.sum(1) == 12).all()
+        for image, prediction, radius in zip(images, found.prediction, found.radius.tolist(), strict=True):
+            for changed in range(1, min(radius, 2) + 1):
+                for places in itertools.combinations(range(6), changed):
+                    values = torch.tensor(list(itertools.product([0.0, 0.5, 1.0], repeat=changed)))
+                    batch = image.flatten(1).repeat(len(values), 1, 1)
+                    batch[:, 0, list(places)] = values
+                    after = partition_certificates(model, batch.view(-1, 1, 2, 3), layout).prediction
+                    assert (after == prediction).all()
+                    attacked += len(values)
+    assert attacked > 100
 
 
 @pytest.fixture(scope="module")
@@ -225,6 +459,24 @@ def test_certificates_of_a_dataset_are_rows_that_continue_and_merge(sparse, digi
     right = [row for row in alone.rows if row["prediction"] == row["label"] and row["radius"] >= 0]
     assert values[0] == len(right) / 12
     assert certified_accuracies(alone, [100])[100].value == 0
+    summary = certificate_summary(alone)
+    assert summary.vote.value == sum(row["prediction"] == row["label"] for row in alone.rows) / 12
+    assert accuracies[max(0, summary.median_radius)].value >= 0.5 or summary.median_radius == -1
+    assert certified_accuracies(alone, [summary.median_radius + 1])[summary.median_radius + 1].value < 0.5
+    assert summary.draws == 70
+
+
+def test_certificates_by_partitions_are_rows_too(sparse, digits, tmp_path):
+    settings = CertificateSettings(stop=7, batch_size=4, partitions=2)
+    alone = certify(sparse, digits, tmp_path / "alone", settings)
+    for rank in (0, 1):
+        certify(sparse, digits, tmp_path / "two", settings, worker=Worker(rank, 2))
+    both = read(*shards(tmp_path / "two", "certificate"))
+    assert [{**row, "seconds": 0} for row in both.rows] == [{**row, "seconds": 0} for row in alone.rows]
+    assert alone.evaluation["cells"] == 10
+    assert all(sum(row["counts"]) == 20 and row["radius"] >= 0 for row in alone.rows)
+    assert certificate_summary(alone).draws == 20
+    assert certificate_summary(alone).abstentions == 0
 
 
 def test_a_model_in_training_mode_is_certified_and_left_as_it_was(sparse, digits, tmp_path):
@@ -243,6 +495,9 @@ def test_models_without_fresh_masks_are_refused(sparse, some):
     for model in (sparse.classifier, sparse.fixed(3)):
         with pytest.raises(ConfigurationError, match="draws fresh masks"):
             observation(model, 1)
+    cells = MENet(sparse.classifier, sparse.estimator, p=0.1, mask="cells")
+    with pytest.raises(ConfigurationError, match="got mask 'cells'; set `partitions`"):
+        certificates(cells, images)
     with pytest.raises(ConfigurationError, match="two different seeds"):
         certificates(sparse, images, selection_seed=1, estimation_seed=1)
     with pytest.raises(ConfigurationError, match=r"alpha < 0\.5, got 0\.7"):
