@@ -157,7 +157,7 @@ def test_rivals_are_few_groups_and_the_runner_up_stands_alone():
 
 
 def test_bounds_of_a_group_are_those_of_its_sum_at_its_part_of_alpha():
-    from menet.evaluation.intervals import upper_bound
+    from menet.evaluation.accuracy import upper_bound
 
     found = Bounds([[1], [2, 3]]).tightened([70, 20, 6, 4], 0, 0.003)
     assert found.lower == lower_bound(70, 100, 0.001)
