@@ -150,8 +150,16 @@ def test_certify_prints_radii(run, capsys):
     told = capsys.readouterr().out
     assert " 0.1 " in told
     assert "perturbed pixels" in told
+    assert "abstentions" in told
     (found,) = read_folder(run / "certificate-0.1").values()
     assert len(found.rows) == 6
+    assert (run / "certificate-0.1" / "certificate.png").read_bytes().startswith(b"\x89PNG")
+    assert cli.main(["certify", str(run), *few, "--partitions", "2"]) == 0
+    told = capsys.readouterr().out
+    assert "deterministic: no probability of error" in told
+    assert "clean accuracy of the vote" in told
+    (found,) = read_folder(run / "certificate-0.1-partitions").values()
+    assert found.evaluation["cells"] == 10
 
 
 @pytest.mark.parametrize(
