@@ -1,6 +1,7 @@
 """Shared fixtures. Shapes written in annotations are checked at run time for everything under `menet`."""
 
 import os
+import resource
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
@@ -25,6 +26,49 @@ class _CompiledLoops:
 
 
 sys.meta_path.insert(0, _CompiledLoops)
+
+
+SLOW_LIST = Path(__file__).with_name("slow.txt")
+SLOW_SECONDS = 0.7
+"""Processor time beyond which a test is left to `make test`, so that `make check` stays under two minutes."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--list-slow", action="store_true", help=f"write {SLOW_LIST.name} anew; run with -n 0")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what the list names, in addition to what is marked where it is written."""
+    listed = set() if config.getoption("list_slow") else set(SLOW_LIST.read_text().split())
+    for item in items:
+        if _function(item) in listed:
+            item.add_marker(pytest.mark.slow)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    began = _processor_time()
+    yield
+    if item.config.getoption("list_slow"):
+        _spent[_function(item)] = max(_spent.get(_function(item), 0.0), _processor_time() - began)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if session.config.getoption("list_slow") and _spent:
+        slow = sorted(name for name, seconds in _spent.items() if seconds > SLOW_SECONDS)
+        SLOW_LIST.write_text("\n".join(slow) + "\n")
+
+
+_spent: dict[str, float] = {}
+
+
+def _function(item: pytest.Item) -> str:
+    return item.nodeid.partition("[")[0]
+
+
+def _processor_time() -> float:
+    used = [resource.getrusage(kind) for kind in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 @pytest.fixture(scope="session")
