@@ -82,7 +82,8 @@ def build(name: str, **settings: Any) -> Attack:
 
     `settings` are its fields, and `norm`, `epsilon`, `low`, `high` those of its threat model. `loss` may be a
     name ("cross-entropy", "margin", "dlr"). The adaptive attacks need `reconstruct=`, "classifier-only" also
-    `classifier=`, and "on-manifold" `generate=`, `latent=` and `classifier=`. A name with a colon **imports that module, and so executes its code**.
+    `classifier=`, "on-manifold" `generate=`, `latent=` and `classifier=`. A name with a colon **imports that
+    module, and so executes its code**.
     """
     entry = Entry(_load(name), "") if ":" in name else _lookup(name)
     known = {one.name: one for one in fields(entry.kind)}  # type: ignore[arg-type]
