@@ -165,12 +165,12 @@ def _batched(patches: Tensor, tops: list[int], lefts: list[int]) -> Tensor:
             there = images[..., top : top + side, left : left + side]
             errors = (there.long() - patch.long()).square().sum(1)
             fresh = torch.ones_like(errors, dtype=torch.bool)
-            if column:
-                cut = minimum_error_cut(errors[:, :, : lefts[column - 1] + side - left])
-                fresh &= entry >= cut[:, :, None]
-            if row:
-                cut = minimum_error_cut(errors[:, : tops[row - 1] + side - top].mT)
-                fresh &= entry[:, None] >= cut[:, None, :]
+            before = lefts[column - 1] + side - left if column else 0
+            above = tops[row - 1] + side - top if row else 0
+            if before:
+                fresh &= entry >= minimum_error_cut(errors[:, :, :before])[:, :, None]
+            if above:
+                fresh &= entry[:, None] >= minimum_error_cut(errors[:, :above].mT)[:, None, :]
             there.copy_(torch.where(fresh[:, None], patch, there))
     return images
 
