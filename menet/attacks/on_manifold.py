@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from menet.attacks.base import Attack, AttackResult, Model, Task, wide
+from menet.attacks.base import Attack, AttackResult, Model, Queries, Task, wide
 from menet.attacks.eot import MAX_BATCH, ExpectedLoss
 from menet.attacks.losses import MARGIN, Loss
 from menet.attacks.threat import CIFAR10, ThreatModel
@@ -65,6 +65,7 @@ class OnManifold(Attack):
 
     def _search(self, task: Task) -> Tensor:
         """Candidates inside the threat model, one for each image, from one start."""
+        classifier = Queries(self.classifier, task.labels, task.targets)
         start = torch.randn(len(task.images), self.latent, generator=task.generator)
         latents = start.to(task.images).requires_grad_()
         optimizer = torch.optim.Adam([latents], self.learning_rate)
@@ -84,13 +85,13 @@ class OnManifold(Attack):
                     goal = self.threat.project(generated.detach(), task.images)
                 objective = self.weight * (generated - goal).square().flatten(1).mean(1)
                 if step >= self.steps:
-                    logits = self.classifier(generated)
+                    logits = classifier(generated)
                     objective = objective - self.loss(logits, task.labels, task.targets).clamp(max=1.0)
                     better = objective.detach() < least
                     best = torch.where(wide(better), goal, best)
                     least = torch.where(better, objective.detach(), least)
                 (slope,) = torch.autograd.grad(objective.sum(), latents)
-                # A start that leads to NaN stays where it is, and its candidate is never better.
+                # Where the gradient is not finite the search stays, and NaN is never better.
                 latents.grad = slope.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
                 optimizer.step()
         return best

@@ -42,8 +42,8 @@ def quilt_each(patches: Bytes, tops: Integers, lefts: Integers, out: Bytes) -> N
 
 
 @inlined
-def _error(image: Bytes, patch: Bytes, channels: int, top: int, left: int, i: int, j: int) -> int:
-    total = 0
+def _error(image: Bytes, patch: Bytes, channels: int, top: int, left: int, i: int, j: int) -> np.int64:
+    total = np.int64(0)
     for c in range(channels):
         difference = np.int64(image[c, top + i, left + j]) - np.int64(patch[c, i, j])
         total += difference * difference
