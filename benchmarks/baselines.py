@@ -1,9 +1,11 @@
 """Baselines against plain or published implementations: the same inputs and objectives, in one run.
 
 Total-variation minimization against ART's `TotalVarMin`: the target is 20 times the speed per image of ART with
-its default of 10 iterations. ART starts from the image itself, dropped pixels included, and its L-BFGS stops early
-at the kink there; the gap of each to the optimum is printed with the times. Image quilting against quilting patch by patch in numpy. The projection of Defense-GAN
-against one L-BFGS-B over all latent vectors of the batch, the method of ART until it dropped the defense.
+its default of 10 iterations. ART starts from the image itself, dropped pixels included, and its L-BFGS stops
+early at the kink there; the gap of each to the optimum is printed with the times.
+
+Image quilting against quilting patch by patch in numpy. The projection of Defense-GAN against one L-BFGS-B over
+all latent vectors of the batch, the method of ART until it dropped the defense.
 """
 
 import itertools
