@@ -1,18 +1,26 @@
-"""Total-variation minimization against ART's `TotalVarMin`: the same images, objective and masks, in one run.
+"""Baselines against plain or published implementations: the same inputs and objectives, in one run.
 
-The target is 20 times the speed per image of ART with its default of 10 iterations. ART starts from the image
-itself, dropped pixels included, and its L-BFGS stops early at the kink there; the gap of each to the optimum is
-printed with the times.
+Total-variation minimization against ART's `TotalVarMin`: the target is 20 times the speed per image of ART with
+its default of 10 iterations. ART starts from the image itself, dropped pixels included, and its L-BFGS stops
+early at the kink there; the gap of each to the optimum is printed with the times.
+
+Image quilting against quilting patch by patch in numpy. The projection of Defense-GAN against one L-BFGS-B over
+all latent vectors of the batch, the method of ART until it dropped the defense.
 """
 
+import itertools
 import time
 
 import numpy as np
+import scipy.optimize
 import torch
 from art.defences.preprocessor import TotalVarMin
 from torch import Tensor
 
+from menet.baselines import ImageQuilting, project
+from menet.baselines.image_quilting import places
 from menet.baselines.total_variation import objective, total_variation
+from menet.baselines.wgan import Generator, reset
 from menet.data import load
 from menet.errors import DataError
 from menet.masks import bernoulli
@@ -21,11 +29,16 @@ TARGET = 20
 IMAGES = 512
 IMAGES_OF_ART = 32
 REPEATS = 5
+PATCHES = 20_000
+QUILTED_PLAINLY = 4
+PROJECTED = 16
 
 
 def main() -> None:
     """Print the time per image of both and their relative gaps to the optimum, for two weights."""
     images, what = _images()
+    compare_quilting(images, what)
+    compare_projection()
     kept = bernoulli(images.shape, 0.5, torch.Generator().manual_seed(0))
     print(
         f"baselines: total variation of {what}, half of the entries observed, {torch.get_num_threads()} thread(s)"
@@ -51,6 +64,91 @@ def main() -> None:
             f"  weight {weight:<5g} {min(mine) * 1e3:7.3f} ms, {gaps[0]:.1e} above the optimum;  "
             f"ART {min(theirs) * 1e3:7.2f} ms, {gaps[1]:.1e} above;  {ratio:5.1f} × (target {TARGET} ×)"
         )
+
+
+def compare_quilting(images: Tensor, what: str) -> None:
+    """Print the time per image of quilting in batches and of quilting patch by patch."""
+    module = ImageQuilting(torch.nn.Identity(), patches=PATCHES).eval()
+    module.fit(images, torch.Generator().manual_seed(0))
+    module.reconstruct(images[:2])
+    few, bank = images[:QUILTED_PLAINLY].numpy(), module.bank.numpy()
+    mine, theirs = [], []
+    for _ in range(REPEATS):
+        seconds, _ = _timed(lambda: module.reconstruct(images[:64]))
+        mine.append(seconds / 64)
+        random = np.random.default_rng(0)
+        seconds, _ = _timed(lambda: [_quilted_plainly(one, bank, module, random) for one in few])  # noqa: B023
+        theirs.append(seconds / len(few))
+    print(f"baselines: image quilting of {what}, a bank of {PATCHES:,} patches")
+    ratio = min(theirs) / min(mine)
+    print(f"  {min(mine) * 1e3:7.2f} ms;  patch by patch {min(theirs) * 1e3:7.1f} ms;  {ratio:5.1f} ×")
+
+
+def _quilted_plainly(image: np.ndarray, bank: np.ndarray, module: ImageQuilting, random) -> np.ndarray:
+    side, flat = module.patch, bank.reshape(len(bank), -1) / np.float32(255)
+    canvas = np.zeros(image.shape, np.int64)
+    tops, lefts = (places(length, side, module.overlap) for length in image.shape[1:])
+    for (row, top), (column, left) in itertools.product(enumerate(tops), enumerate(lefts)):
+        query = image[:, top : top + side, left : left + side].ravel()
+        near = np.argpartition(((flat - query) ** 2).sum(1), module.neighbors)[: module.neighbors]
+        patch = bank[random.choice(near)].astype(np.int64)
+        there = canvas[:, top : top + side, left : left + side]
+        errors = ((there - patch) ** 2).sum(0)
+        fresh = np.ones((side, side), bool)
+        if column:
+            fresh &= _beyond(errors[:, : lefts[column - 1] + side - left], side)
+        if row:
+            fresh &= _beyond(errors[: tops[row - 1] + side - top].T, side).T
+        there[:, fresh] = patch[:, fresh]
+    return canvas
+
+
+def _beyond(errors: np.ndarray, side: int) -> np.ndarray:
+    """Where the new patch is used: at and beyond the cut in each line."""
+    cost = errors.copy()
+    for line in range(1, len(cost)):
+        for entry in range(cost.shape[1]):
+            cost[line, entry] += cost[line - 1, max(entry - 1, 0) : entry + 2].min()
+    fresh, low, high = np.ones((side, side), bool), 0, cost.shape[1]
+    for line in range(len(cost) - 1, -1, -1):
+        cut = low + int(cost[line, low:high].argmin())
+        fresh[line, :cut] = False
+        low, high = max(cut - 1, 0), cut + 2
+    return fresh
+
+
+def compare_projection(steps: int = 50) -> None:
+    """Print time per image and remaining error of projecting by gradient descent and by L-BFGS-B, one start."""
+    random = torch.Generator().manual_seed(0)
+    network = Generator(1, 28, 28, latent=32, features=8).requires_grad_(False)
+    reset(network, random)
+    images = network(torch.randn(PROJECTED, 32, generator=random))
+    starts = torch.randn(PROJECTED, 1, 32, generator=random)
+    mine, theirs = [], []
+    for _ in range(REPEATS):
+        seconds, latents = _timed(lambda: project(network, images, starts, steps))
+        mine.append(seconds / PROJECTED)
+        seconds, others = _timed(lambda: _by_lbfgs(network, images, starts[:, 0], steps))
+        theirs.append(seconds / PROJECTED)
+    errors = [float((network(one) - images).square().mean()) for one in (latents, others)]
+    print(f"baselines: projection onto an untrained generator's range, {steps} steps, {PROJECTED} images")
+    print(
+        f"  {min(mine) * 1e3:7.2f} ms, error {errors[0]:.1e};  L-BFGS-B {min(theirs) * 1e3:7.2f} ms, error "
+        f"{errors[1]:.1e};  {min(theirs) / min(mine):5.1f} ×"
+    )
+
+
+def _by_lbfgs(network: Generator, images: Tensor, start: Tensor, steps: int) -> Tensor:
+    def loss_and_slope(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        latents = torch.from_numpy(flat).float().view(start.shape).requires_grad_()
+        loss = (network(latents) - images).square().flatten(1).mean(1).sum()
+        (slope,) = torch.autograd.grad(loss, latents)
+        return float(loss.detach()), slope.double().numpy().ravel()
+
+    found = scipy.optimize.minimize(
+        loss_and_slope, start.double().numpy().ravel(), jac=True, method="L-BFGS-B", options={"maxiter": steps}
+    )
+    return torch.from_numpy(found.x).float().view(start.shape)
 
 
 def _by_art(images: Tensor, kept: Tensor, weight: float) -> Tensor:

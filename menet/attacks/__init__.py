@@ -13,6 +13,7 @@ from menet.attacks.cw_l2 import CWL2
 from menet.attacks.decision_based import Boundary, HopSkipJump
 from menet.attacks.ensemble import MultiTargeted, WorstCase
 from menet.attacks.losses import DLR, CrossEntropy, Margin
+from menet.attacks.on_manifold import OnManifold
 from menet.attacks.pgd import CW, FGSM, PGD
 from menet.attacks.random_search import RandomSearch
 from menet.attacks.registry import ATTACKS, NAMES, TITLES, build, split_name
@@ -47,6 +48,7 @@ __all__ = [
     "LowFrequency",
     "Margin",
     "MultiTargeted",
+    "OnManifold",
     "ProjectedBPDA",
     "RandomSearch",
     "Square",

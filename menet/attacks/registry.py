@@ -15,6 +15,7 @@ from menet.attacks.cw_l2 import CWL2
 from menet.attacks.decision_based import Boundary, HopSkipJump
 from menet.attacks.ensemble import MultiTargeted, WorstCase
 from menet.attacks.losses import DLR, CrossEntropy
+from menet.attacks.on_manifold import OnManifold
 from menet.attacks.pgd import CW, FGSM, PGD
 from menet.attacks.random_search import RandomSearch
 from menet.attacks.spsa import SPSA
@@ -49,6 +50,7 @@ ATTACKS: dict[str, Entry] = {
     "projected-bpda": Entry(ProjectedBPDA, "the paper's adaptive attack along top singular vectors"),
     "low-frequency": Entry(LowFrequency, "PGD restricted to smooth perturbations"),
     "classifier-only": Entry(ClassifierOnly, "white-box on the classifier behind the preprocessing"),
+    "on-manifold": Entry(OnManifold, "on images of the generator that a defense projects onto"),
     "boundary": Entry(Boundary, "decision-based random walk"),
     "hop-skip-jump": Entry(HopSkipJump, "decision-based, with estimated gradients"),
     "spsa": Entry(SPSA, "score-based, with estimated gradients"),
@@ -79,8 +81,9 @@ def build(name: str, **settings: Any) -> Attack:
     """The attack of that name, or of a class of your own: `build("package.module:Class", steps=10)`.
 
     `settings` are its fields, and `norm`, `epsilon`, `low`, `high` those of its threat model. `loss` may be a
-    name ("cross-entropy", "margin", "dlr"). The adaptive attacks need `reconstruct=`, and "classifier-only" also
-    `classifier=`. A name with a colon **imports that module, and so executes its code**.
+    name ("cross-entropy", "margin", "dlr"). The adaptive attacks need `reconstruct=`, "classifier-only" also
+    `classifier=`, "on-manifold" `generate=`, `latent=` and `classifier=`. A name with a colon **imports that
+    module, and so executes its code**.
     """
     entry = Entry(_load(name), "") if ":" in name else _lookup(name)
     known = {one.name: one for one in fields(entry.kind)}  # type: ignore[arg-type]

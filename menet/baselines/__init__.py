@@ -7,20 +7,26 @@ from typing import Any
 
 from torch import nn
 
+from menet.baselines.defense_gan import DefenseGAN, project
 from menet.baselines.discretize import Discretize, blended_colors, nearest_colors
 from menet.baselines.feature_squeezing import BitDepth, MedianSmoothing, median_smooth, reduce_depth
+from menet.baselines.image_quilting import ImageQuilting, minimum_error_cut, nearest_patches, quilt
 from menet.baselines.jpeg import JPEG, jpeg, smooth_jpeg
 from menet.baselines.pixel_cnn import PixelCNN, train_pixel_cnn
 from menet.baselines.pixel_defend import PixelDefend, purify
 from menet.baselines.resize_pad import ResizePad
 from menet.baselines.thermometer import Thermometer, thermometer
 from menet.baselines.total_variation import TotalVariation, total_variation
+from menet.baselines.wgan import Generator, train_wgan
 from menet.preprocessed import Preprocessed, rebuild
 
 __all__ = [
     "JPEG",
     "BitDepth",
+    "DefenseGAN",
     "Discretize",
+    "Generator",
+    "ImageQuilting",
     "MedianSmoothing",
     "PixelCNN",
     "PixelDefend",
@@ -31,13 +37,18 @@ __all__ = [
     "build",
     "jpeg",
     "median_smooth",
+    "minimum_error_cut",
     "nearest_colors",
+    "nearest_patches",
+    "project",
     "purify",
+    "quilt",
     "reduce_depth",
     "smooth_jpeg",
     "thermometer",
     "total_variation",
     "train_pixel_cnn",
+    "train_wgan",
 ]
 
 

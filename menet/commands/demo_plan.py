@@ -29,6 +29,12 @@ BASELINES = {
         {"epsilon": EPSILON, "levels": 16, "width": 16, "layers": 2, "steps": 200},
         thresholds=True,
     ),
+    "image-quilting": Baseline("image quilting", {"patches": 4000}, random=True),
+    "defense-gan": Baseline(
+        "Defense-GAN",
+        {"latent": 32, "features": 8, "gan_steps": 1000, "steps": 20, "starts": 2},
+        random=True,
+    ),
     "bit-depth": Baseline("one-bit depth", {"bits": 1}, thresholds=True),
     "median": Baseline("median", {"size": 3}),
     "resize-pad": Baseline("resize and pad", random=True),

@@ -64,6 +64,13 @@ def parse_attack(spec: str, model: Any, load: Callable[[str], Model] | None = No
         settings["reconstruct"] = model.reconstruct
         if name == "classifier-only":
             settings["classifier"] = model.classifier
+    if name == "on-manifold":
+        gan = getattr(model, "gan", None)
+        if gan is None:
+            raise ConfigurationError(
+                f"{spec!r}: expected a model with a generator (defense-gan), got a {type(model).__name__}"
+            )
+        settings.update(generate=gan, classifier=model.classifier, latent=gan.latent)
     attack = _built(spec, name, settings)
     source = _source(spec, on, model, load)
     attacked = model if source is None else source

@@ -32,6 +32,7 @@ from menet.attacks import (
     LowFrequency,
     Margin,
     MultiTargeted,
+    OnManifold,
     ProjectedBPDA,
     RandomSearch,
     Square,
@@ -51,6 +52,11 @@ def blur(images: Tensor) -> Tensor:
 def other_network(images: Tensor) -> Tensor:
     weights = torch.randn(10, images[0].numel(), generator=torch.Generator().manual_seed(7), dtype=images.dtype)
     return images.flatten(1) @ weights.T / 10
+
+
+def generated(latents: Tensor) -> Tensor:
+    weights = torch.randn(3, 784, generator=torch.Generator().manual_seed(8), dtype=latents.dtype)
+    return (latents @ weights).sigmoid().view(-1, 1, 28, 28)
 
 
 ATTACKS: dict[str, Callable[[ThreatModel], Attack]] = {
@@ -79,6 +85,9 @@ ATTACKS: dict[str, Callable[[ThreatModel], Attack]] = {
     "approximate input": lambda threat: ApproximateInput(threat=threat, steps=2, reconstruct=blur),
     "classifier only": lambda threat: ClassifierOnly(
         threat=threat, steps=2, reconstruct=blur, classifier=other_network
+    ),
+    "on manifold": lambda threat: OnManifold(
+        threat=threat, steps=2, starts=2, generate=generated, classifier=other_network, latent=3
     ),
     "transfer": lambda threat: Transfer(PGD(threat=threat, steps=2), other_network),
     "worst case": lambda threat: WorstCase((FGSM(threat=threat), PGD(threat=threat, steps=2))),
@@ -315,6 +324,7 @@ def test_every_name_builds(name):
     needed = {
         "approximate-input": {"reconstruct": blur},
         "classifier-only": {"reconstruct": blur, "classifier": other_network},
+        "on-manifold": {"generate": generated, "classifier": other_network, "latent": 3},
     }
     attack = build(name, epsilon=0.25, norm="l2", **needed.get(name, {}))
     assert attack.threat == ThreatModel("l2", 0.25)

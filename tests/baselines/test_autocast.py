@@ -16,6 +16,8 @@ SETTINGS = {
     "resize-pad": {"interpolation": "bilinear"},
     "discretize": {"colors": 12},
     "jpeg": {},
+    "image-quilting": {"patches": 100},
+    "defense-gan": {"latent": 4, "features": 2, "gan_steps": 1, "steps": 2, "starts": 2},
     "pixel-defend": {"levels": 8, "width": 2, "layers": 1, "steps": 2},
 }
 

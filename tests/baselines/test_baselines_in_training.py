@@ -19,6 +19,8 @@ SETTINGS = {
     "thermometer": {"levels": 4},
     "total-variation": {},
     "pixel-defend": {"levels": 4, "width": 2, "layers": 0, "steps": 2},
+    "image-quilting": {"patches": 200},
+    "defense-gan": {"latent": 4, "features": 1, "gan_steps": 2, "steps": 2, "starts": 2},
     "bit-depth": {"bits": 1},
     "median": {},
     "resize-pad": {},
@@ -46,7 +48,7 @@ def test_trained_baseline_is_loaded_from_its_run(name, tmp_path):
     assert bool(torch.isfinite(logits).all())
 
 
-@pytest.mark.parametrize("name", ["pixel-defend", "discretize"])
+@pytest.mark.parametrize("name", ["pixel-defend", "discretize", "image-quilting", "defense-gan"])
 def test_a_resumed_run_does_not_fit_again(name, tmp_path, monkeypatch):
     config = TrainingConfig(
         model="small",

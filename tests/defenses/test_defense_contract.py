@@ -27,6 +27,11 @@ DEFENSES: dict[str, Callable[[nn.Module], Preprocessed]] = {
     "thermometer": lambda network: baselines.Thermometer(network, levels=5),
     "total variation": lambda network: baselines.TotalVariation(network),
     "pixel defend": lambda network: fitted(baselines.PixelDefend(network, levels=8, width=2, layers=0, steps=2)),
+    "image quilting": lambda network: fitted(baselines.ImageQuilting(network, patches=2000)),
+    "image quilting, cropped": lambda network: fitted(baselines.ImageQuilting(network, patches=2000, crop=0.5)),
+    "defense-gan": lambda network: fitted(
+        baselines.DefenseGAN(network, steps=2, starts=2, latent=4, features=2, gan_steps=1)
+    ),
     "bit depth": lambda network: baselines.BitDepth(network, bits=2),
     "median": lambda network: baselines.MedianSmoothing(network),
     "resize and pad": lambda network: baselines.ResizePad(network, smallest=0.5),

@@ -39,6 +39,8 @@ def tiny(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(demo_plan, "QUICK", TINY)
         patch.setitem(BASELINES, "pixel-defend", small)
+        gan = {"latent": 4, "features": 1, "gan_steps": 2, "steps": 2, "starts": 2}
+        patch.setitem(BASELINES, "defense-gan", dataclasses.replace(BASELINES["defense-gan"], settings=gan))
         yield out
 
 
