@@ -2,17 +2,19 @@
 
     minimize over X, a, b:   ½ Σ w·(X + a·1ᵀ + 1·bᵀ − A)²  +  λ ‖X‖_*      (sum over the observed entries)
 
-X is kept as `left @ right.T`, because ‖X‖_* is the least ½(‖left‖² + ‖right‖²) over such factors. Given one factor, the
-other is a ridge regression for each of its rows: alternating minimization, here accelerated (Anderson, 1965). λ falls
-from where X = 0 to its goal, and the rank grows by the leading singular vectors of the residual where its spectral norm
-exceeds λ. A local minimum of the factored problem where it does not is the minimum of the convex one, and the duality gap
-says how far from it X is. Nothing of the size of the whole matrix is ever formed.
+X is kept as `left @ right.T`, because ‖X‖_* is the least ½(‖left‖² + ‖right‖²) over such factors. Given one
+factor, the other is a ridge regression for each of its rows: alternating minimization, here accelerated
+(Anderson, 1965). λ falls from where X = 0 to its goal, and the rank grows by the leading singular vectors of the
+residual where its spectral norm exceeds λ. A local minimum of the factored problem where it does not is the
+minimum of the convex one, and the duality gap says how far from it X is. Nothing of the size of the whole matrix
+is ever formed.
 """
 
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -34,7 +36,8 @@ Effects = Literal["none", "rows", "columns", "both"]
 
 GAP = 1e-3
 SWEEPS = 500
-# λ falls by this factor; how much of the spectrum is added at once; how many sweeps between two looks at the residual.
+# λ falls by this factor; how much of the spectrum is added at once; how many sweeps between two looks at the
+# residual.
 FALL = 0.25
 BLOCK, LARGEST_BLOCK = 8, 32
 ROUND = 20
@@ -91,7 +94,7 @@ class Entries(NamedTuple):
         pool = linalg._pool(threads)
         tasks = [
             pool.submit(function, self.starts, self.columns, *arguments, int(first), int(last))
-            for first, last in zip(bounds, bounds[1:], strict=False)
+            for first, last in pairwise(bounds)
         ]
         return [task.result() for task in tasks]
 
@@ -99,10 +102,10 @@ class Entries(NamedTuple):
 def observed_entries(x: Any, mask: Any = None, weights: Any = None) -> Entries:
     """The observed entries of `x`, checked.
 
-    Of a sparse matrix (`scipy.sparse`, torch's COO and CSR) those that are stored, zeros included; `weights` then has one
-    number for each, in the order of `x`'s coordinates by rows, or is a sparse matrix with the same entries. Of a dense
-    one (array or tensor) those where `mask` is True, or without a mask those that are not NaN; `weights` then has the
-    shape of `x`. Entries of weight zero count as unobserved.
+    Of a sparse matrix (`scipy.sparse`, torch's COO and CSR) those that are stored, zeros included; `weights` then
+    has one number for each, in the order of `x`'s coordinates by rows, or is a sparse matrix with the same
+    entries. Of a dense one (array or tensor) those where `mask` is True, or without a mask those that are not
+    NaN; `weights` then has the shape of `x`. Entries of weight zero count as unobserved.
     """
     if isinstance(x, Entries):
         return x
@@ -208,9 +211,9 @@ def _check_shape(shape: Sequence[int]) -> None:
 class Completion:
     """A completed matrix, as factors: the estimate is `left @ right.T` plus effects, clipped to `bounds`.
 
-    `gap` is the duality gap relative to the objective: the objective is at most that much above the minimum. With a
-    limit on the rank that binds, it stays above the tolerance. The spectral norm in it is that of Lanczos iterations,
-    converged to 1e-5.
+    `gap` is the duality gap relative to the objective: the objective is at most that much above the minimum. With
+    a limit on the rank that binds, it stays above the tolerance. The spectral norm in it is that of Lanczos
+    iterations, converged to a tenth of the tolerance.
     """
 
     left: Array
@@ -252,8 +255,8 @@ class Completion:
     def project(self, x: Any, mask: Any = None, weights: Any = None) -> "Completion":
         """New rows, given as `complete` takes them, completed by the factor and column effects learned.
 
-        Each is the ridge regression that gives the rows of the completion itself. A row without observed entries is
-        zero, plus the column effects.
+        Each is the ridge regression that gives the rows of the completion itself. A row without observed entries
+        is zero, plus the column effects.
         """
         entries = observed_entries(x, mask, weights)
         if entries.shape[1] != len(self.right):
@@ -281,13 +284,13 @@ def complete(
 ) -> Completion:
     """Complete one matrix by  min ½Σ w·(X − x)² + λ‖X‖_*  over the observed entries, as factors.
 
-    `x`, `mask` and `weights` are as in `observed_entries`: dense with NaN or a mask, or sparse. `shrinkage` is λ > 0; by
-    default 1/50 of the smallest λ with X = 0. `effects` adds unpenalized effects of rows, columns or both to the model.
-    `rank` limits the rank of X; the problem is then not convex, and `gap` only bounds what the limit costs. `bounds` clip
-    what the completion returns (`constrained` keeps the estimate itself within bounds). Stops at a relative duality gap
-    of `tol`, or with a `ConvergenceWarning` after `max_iter` sweeps. `start` is a completion of the same shape to begin
-    at, as for the next λ of a path. In double precision on the CPU; memory is that of the entries, twice, and the
-    factors.
+    `x`, `mask` and `weights` are as in `observed_entries`: dense with NaN or a mask, or sparse. `shrinkage` is λ
+    > 0; by default 1/50 of the smallest λ with X = 0. `effects` adds unpenalized effects of rows, columns or both
+    to the model. `rank` limits the rank of X; the problem is then not convex, and `gap` only bounds what the
+    limit costs. `bounds` clip what the completion returns (`constrained` keeps the estimate itself within
+    bounds). Stops at a relative duality gap of `tol`, or with a `ConvergenceWarning` after `max_iter` sweeps.
+    `start` is a completion of the same shape to begin at, as for the next λ of a path. In double precision on the
+    CPU; memory is that of the entries, twice, and the factors.
     """
     check_stopping(tol, max_iter, None)
     check_effects(effects)
@@ -297,7 +300,7 @@ def complete(
         raise ConfigurationError(f"expected rank >= 1, got {rank}")
     if shrinkage is not None and not 0 < shrinkage < np.inf:
         raise ConfigurationError(
-            f"expected a finite shrinkage > 0, got {shrinkage}; for λ = 0 take a small one, such as 1e-6 of its maximum"
+            f"expected a finite shrinkage > 0, got {shrinkage}; instead of 0 take a small one"
         )
     entries = observed_entries(x, mask, weights)
     # The factor of the shorter side is the variable of the accelerated iteration.
@@ -373,10 +376,8 @@ class _Solver(_Model):
         )
         if start is not None:
             left, right = self.assemble(start.left, start.right, start.row_effects, start.column_effects)
-            left, right = (
-                left[:, _truncated(start.rank, self.limit)],
-                right[:, _truncated(start.rank, self.limit)],
-            )
+            kept = [*range(min(start.rank, self.limit)), start.rank, start.rank + 1]
+            left, right = left[:, kept], right[:, kept]
         self.fit_effects(left, right)
         largest = 0.0
         if start is None or shrinkage is None:
@@ -432,10 +433,11 @@ class _Solver(_Model):
             rank = left.shape[1] - 2
             if not len(added):
                 objective = self.objective(left, right)
-                if objective > before * (1 - 1e-2 * tol):
-                    # Nothing to add and nothing gained: more precision, until rounding or the limit on the rank ends it.
-                    if precision <= 1e-12 or (rank == self.limit and precision <= 1e-3 * tol):
-                        break
+                # Nothing to add and nothing gained: more precision, until rounding or the limit on the rank ends
+                # it.
+                exhausted = precision <= 1e-12 or (rank == self.limit and precision <= 1e-3 * tol)
+                if exhausted and objective > before * (1 - 1e-2 * tol):
+                    break
                 precision = max(0.1 * precision, 1e-13)
         return left, right, objective, gap
 
@@ -473,7 +475,7 @@ class _Solver(_Model):
             points, steps = [*points[-MEMORY:], plain], [*steps[-MEMORY:], step]
             state = plain
             if len(steps) > 1:
-                turns = np.stack([b - a for a, b in zip(steps, steps[1:], strict=False)], axis=1)
+                turns = np.stack([b - a for a, b in pairwise(steps)], axis=1)
                 weights = np.linalg.lstsq(turns, step, rcond=1e-10)[0]
                 state = plain - sum(
                     weight * (b - a) for weight, a, b in zip(weights, points, points[1:], strict=False)
@@ -499,7 +501,7 @@ class _Solver(_Model):
         )
 
     def alternated(self, left: Array, right: Array, state: Array) -> tuple[float, Array]:
-        """A ridge regression of each row, then of each column: the objective between the two, and the new state."""
+        """A ridge regression of each row, then of each column: the objective in between, and the new state."""
         rank = left.shape[1] - 2
         self.restore(left, right, state, False)
         found = self.solve(self.entries, left, right, self.free_left)
@@ -508,7 +510,7 @@ class _Solver(_Model):
         return found, self.state(left, right, False)
 
     def majorized(self, left: Array, right: Array, state: Array) -> tuple[float, Array]:
-        """The same with every unobserved entry taken as the model has it (Hastie et al., 2015), one Gram matrix for all."""
+        """The same with unobserved entries as in the model (Hastie et al., 2015): one Gram matrix for all."""
         from menet.kernels.factors import gradient_rows
 
         rank = left.shape[1] - 2
@@ -568,10 +570,10 @@ class _Solver(_Model):
         return max(0.0, objective - dual) / objective if objective > 0 else 0.0
 
     def spectrum(self, left: Array, right: Array, count: int) -> tuple[Array, Array, Array, float]:
-        """The leading singular triplets of the residual outside the factors, values falling, and a bound on its norm.
+        """The leading singular triplets of the residual outside the factors, and a bound on its norm.
 
-        Inside the factors all singular values of the residual are about λ, which Lanczos iterations could not separate.
-        The norm is at most that of the 2×2 matrix of norms of its parts.
+        Inside the factors all singular values of the residual are about λ, which Lanczos iterations could not
+        separate. The norm is at most that of the 2×2 matrix of norms of its parts.
         """
         rows, columns = self.entries.shape
         rank = left.shape[1] - 2
@@ -621,11 +623,6 @@ class _Solver(_Model):
         return turned, values, vectors, float(np.linalg.norm(blocks, 2))
 
 
-def _truncated(rank: int, limit: int) -> list[int]:
-    """The columns of a start that fit under the limit on the rank, and those of the effects."""
-    return [*range(min(rank, limit)), rank, rank + 1]
-
-
 def _singular_values(left: Array, right: Array) -> Array:
     """Of `left @ right.T`."""
     if not left.shape[1]:
@@ -659,10 +656,11 @@ def factored(
     max_iter: int = SWEEPS,
     gradient_tol: float = 1e-6,
 ) -> Tensor:
-    """Estimate `(..., m, n)` as `soft_impute` without restored entries does, by factors: for a low rank and large sides.
+    """Estimate `(..., m, n)` as `soft_impute` without restored entries does, for large matrices of low rank.
 
-    One matrix after another, each to a relative duality gap of `tol`. Differentiable by the implicit function theorem
-    at the factors, to a relative residual of `gradient_tol`; with the default λ also through its dependence on `x`.
+    One matrix after another, each to a relative duality gap of `tol`. Differentiable by the implicit function
+    theorem at the factors, to a relative residual of `gradient_tol`; with the default λ also through its
+    dependence on `x`.
     """
     if shrinkage is None:
         threshold = linalg.largest_singular_value(x) * FRACTION_OF_LARGEST

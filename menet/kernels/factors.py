@@ -1,9 +1,9 @@
 """Loops over the observed entries of one large sparse matrix, for its completion by two factors.
 
-A matrix is given by rows in the usual compressed form (`starts`, `columns`, `values`); its columns are the rows of
-the transposed one. `weights` may be empty, which means one for each entry. The model of entry (i, j) is the inner
-product of row i of `left` and row j of `right`; the *free* columns of `left` are solved for, the others given.
-Each function works on the rows from `first` to `last`, so that threads can share a matrix.
+A matrix is given by rows in the usual compressed form (`starts`, `columns`, `values`); its columns are the rows
+of the transposed one. `weights` may be empty, which means one for each entry. The model of entry (i, j) is the
+inner product of row i of `left` and row j of `right`; the *free* columns of `left` are solved for, the others
+given. Each function works on the rows from `first` to `last`, so that threads can share a matrix.
 """
 
 import numpy as np
