@@ -321,8 +321,13 @@ def check_effects(effects: str) -> None:
 
 
 def _turn(found: Completion) -> Completion:
-    sides = {"left": found.right, "right": found.left}
-    return replace(found, **sides, row_effects=found.column_effects, column_effects=found.row_effects)
+    return replace(
+        found,
+        left=found.right,
+        right=found.left,
+        row_effects=found.column_effects,
+        column_effects=found.row_effects,
+    )
 
 
 class _Model:
@@ -392,7 +397,7 @@ class _Solver(_Model):
         while True:
             self.shrinkage = level
             last = level <= goal
-            left, right, objective, gap = self.descend(left, right, self.tol if last else 0.1, last)
+            left, right, objective, gap = self.descend(left, right, self.tol if last else 0.1)
             if last or self.left_over <= 0:
                 break
             level = max(goal, level * FALL)
@@ -405,12 +410,17 @@ class _Solver(_Model):
             )
         rank = left.shape[1] - 2
         return Completion(
-            *(np.ascontiguousarray(left[:, :rank]), np.ascontiguousarray(right[:, :rank])),
-            *(left[:, rank].copy(), right[:, rank + 1].copy()),
-            *(goal, objective, gap, self.max_iter - self.left_over),
+            left=np.ascontiguousarray(left[:, :rank]),
+            right=np.ascontiguousarray(right[:, :rank]),
+            row_effects=left[:, rank].copy(),
+            column_effects=right[:, rank + 1].copy(),
+            shrinkage=goal,
+            objective=objective,
+            gap=gap,
+            sweeps=self.max_iter - self.left_over,
         )
 
-    def descend(self, left: Array, right: Array, tol: float, certify: bool) -> tuple[Array, Array, float, float]:
+    def descend(self, left: Array, right: Array, tol: float) -> tuple[Array, Array, float, float]:
         """Minimize at the present λ: sweeps, and more directions while the residual has any, in turns."""
         precision, objective, gap = 0.1 * tol, np.nan, np.inf
         while True:
@@ -627,7 +637,8 @@ def _singular_values(left: Array, right: Array) -> Array:
     """Of `left @ right.T`."""
     if not left.shape[1]:
         return np.zeros(0)
-    return np.linalg.svd(np.linalg.qr(left, "r") @ np.linalg.qr(right, "r").T, compute_uv=False)
+    values: Array = np.linalg.svd(np.linalg.qr(left)[1] @ np.linalg.qr(right)[1].T, compute_uv=False)
+    return values
 
 
 def _balanced(left: Array, right: Array, negligible: float) -> tuple[Array, Array]:
