@@ -86,9 +86,8 @@ def batches(side: int = 200, count: int = 64, alone: int = 2) -> None:
     arrays = [np.nan_to_num(pair[0]) for pair in pairs[:alone]]
     _, theirs = timed(lambda: [published.soft_impute(a, m.numpy()) for a, m in zip(arrays, mask, strict=False)])
     ratio = theirs / alone / (ours / count)
-    print(
-        f"  {count} of {side}×{side}: {ours / count * 1e3:.1f} ms each, NumPy {theirs / alone * 1e3:.0f}: {ratio:.0f}×"
-    )
+    each = f"{ours / count * 1e3:.1f} ms each, NumPy {theirs / alone * 1e3:.0f} ms"
+    print(f"  {count} of {side}×{side}: {each}: {ratio:.0f}×", flush=True)
 
 
 def imputers(rows: int = 400, columns: int = 50) -> None:
@@ -177,8 +176,8 @@ def large(rows: int, columns: int, per_row: int, rank: int = 5, noise: float = 0
     truth = np.einsum("ek,ek->e", left[i], right[j])
     wrong = np.sqrt(np.mean((found.at(i, j) - truth) ** 2) / np.mean(truth**2))
     print(
-        f"{rows}×{columns}, {per_row} per row: {seconds:.1f} s ({used:.1f} s of processor), {memory:.0f} MiB more, "
-        f"rank {found.rank}, gap {found.gap:.1e}, {found.sweeps} sweeps, relative error {wrong:.3f}"
+        f"{rows}×{columns}, {per_row} per row: {seconds:.1f} s ({used:.1f} s of processor), "
+        f"{memory:.0f} MiB more, rank {found.rank}, gap {found.gap:.1e}, {found.sweeps} sweeps, relative error {wrong:.3f}"
     )
 
 
