@@ -175,10 +175,9 @@ def large(rows: int, columns: int, per_row: int, rank: int = 5, noise: float = 0
     i, j = random.integers(rows, size=100_000), random.integers(columns, size=100_000)
     truth = np.einsum("ek,ek->e", left[i], right[j])
     wrong = np.sqrt(np.mean((found.at(i, j) - truth) ** 2) / np.mean(truth**2))
-    print(
-        f"{rows}×{columns}, {per_row} per row: {seconds:.1f} s ({used:.1f} s of processor), "
-        f"{memory:.0f} MiB more, rank {found.rank}, gap {found.gap:.1e}, {found.sweeps} sweeps, relative error {wrong:.3f}"
-    )
+    cost = f"{seconds:.1f} s ({used:.1f} s of processor), {memory:.0f} MiB more"
+    reached = f"rank {found.rank}, gap {found.gap:.1e}, {found.sweeps} sweeps, relative error {wrong:.3f}"
+    print(f"{rows}×{columns}, {per_row} per row: {cost}, {reached}")
 
 
 if __name__ == "__main__":
