@@ -20,6 +20,7 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 RUN_AS_WRITTEN = [
     ROOT / "README.md",
     ROOT / "docs" / "baselines.md",
+    ROOT / "docs" / "choose.md",
     *sorted((ROOT / "docs/baselines").glob("*.md")),
 ]
 BRITISH = re.compile(

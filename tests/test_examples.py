@@ -13,6 +13,7 @@ PRINTED = {
     "own_attack": ("Momentum", "PGD"),
     "own_random_defense": ("clean accuracy", "robust accuracy"),
     "complete_matrices": ("nuclear_norm", "depends most on"),
+    "impute_tables": ("breast cancer", "SoftImputer", "within 90 % band"),
 }
 
 

@@ -36,6 +36,7 @@ print(json.dumps(failed))
 def test_without_extras_only_the_report_is_missing_and_says_so():
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
     failed = json.loads(done.stdout)
+    assert "pip install 'menet[sklearn]'" in failed.pop("menet.estimators.sklearn")
     reports = {name: error for name, error in failed.items() if name.startswith("menet.")}
     assert reports
     assert all(name.startswith("menet.report.") for name in reports), reports

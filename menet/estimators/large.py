@@ -1,0 +1,766 @@
+"""Nuclear-norm completion of one large or sparse matrix, by factors and with a certificate.
+
+    minimize over X, a, b:   ½ Σ w·(X + a·1ᵀ + 1·bᵀ − A)²  +  λ ‖X‖_*      (sum over the observed entries)
+
+X is kept as `left @ right.T`, because ‖X‖_* is the least ½(‖left‖² + ‖right‖²) over such factors. Given one
+factor, the other is a ridge regression for each of its rows: alternating minimization, here accelerated
+(Anderson, 1965). λ falls from where X = 0 to its goal, and the rank grows by the leading singular vectors of the
+residual where its spectral norm exceeds λ. A local minimum of the factored problem where it does not is the
+minimum of the convex one, and the duality gap says how far from it X is. Nothing of the size of the whole matrix
+is ever formed.
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import scipy.linalg
+import scipy.sparse
+import scipy.sparse.linalg
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from menet import linalg
+from menet.errors import ConfigurationError
+from menet.estimators.base import check_stopping, estimator
+from menet.estimators.soft_impute import FRACTION_OF_LARGEST
+from menet.estimators.solver import ConvergenceWarning
+
+Array = NDArray[Any]
+Effects = Literal["none", "rows", "columns", "both"]
+
+GAP = 1e-3
+SWEEPS = 500
+# λ falls by this factor; how much of the spectrum is added at once; how many sweeps between two looks at the
+# residual.
+FALL = 0.25
+BLOCK, LARGEST_BLOCK = 8, 32
+ROUND = 20
+# Anderson acceleration combines this many steps.
+MEMORY = 6
+# From this many singular values, relative to one over the fraction observed, majorization steps are taken.
+MAJORIZE = 8
+# Sparse products smaller than this are not worth a second thread.
+ENTRIES_PER_THREAD = 50_000
+# Below this side a full decomposition is as fast as Lanczos iterations.
+SMALL_SIDE = 64
+ADJOINT_ITERATIONS = 1000
+
+
+class Entries(NamedTuple):
+    """The observed entries of a matrix by rows; `weights` is empty where all are one."""
+
+    shape: tuple[int, int]
+    starts: Array
+    columns: Array
+    values: Array
+    weights: Array
+
+    @property
+    def transposed(self) -> "Entries":
+        """The same entries by columns."""
+        turned = [
+            scipy.sparse.csr_array((part, self.columns, self.starts), shape=self.shape).tocsc()
+            for part in (self.values, self.weights)
+            if len(part) == len(self.columns)
+        ]
+        weights = turned[1].data if len(turned) > 1 else self.weights
+        return Entries(self.shape[::-1], turned[0].indptr, turned[0].indices, turned[0].data, weights)
+
+    @property
+    def rows(self) -> Array:
+        """The row of each entry."""
+        return np.repeat(np.arange(self.shape[0]), np.diff(self.starts))
+
+    def chosen(self, kept: Array) -> "Entries":
+        """The entries marked in `kept`."""
+        counts = np.concatenate(([0], np.cumsum(kept)))[self.starts]
+        weights = self.weights[kept] if len(self.weights) else self.weights
+        return Entries(self.shape, counts, self.columns[kept], self.values[kept], weights)
+
+    def over_rows(self, function: Callable[..., Any], *arguments: object) -> list[Any]:
+        """Call a loop of `kernels.factors` on ranges of rows with about as many entries each, in threads."""
+        threads = min(torch.get_num_threads(), 1 + len(self.columns) // ENTRIES_PER_THREAD)
+        if threads == 1:
+            return [function(self.starts, self.columns, *arguments, 0, self.shape[0])]
+        parts = np.linspace(0, len(self.columns), 4 * threads + 1)
+        bounds = np.searchsorted(self.starts, parts)
+        bounds[0], bounds[-1] = 0, self.shape[0]
+        pool = linalg._pool(threads)
+        tasks = [
+            pool.submit(function, self.starts, self.columns, *arguments, int(first), int(last))
+            for first, last in pairwise(bounds)
+        ]
+        return [task.result() for task in tasks]
+
+
+def observed_entries(x: Any, mask: Any = None, weights: Any = None) -> Entries:
+    """The observed entries of `x`, checked.
+
+    Of a sparse matrix (`scipy.sparse`, torch's COO and CSR) those that are stored, zeros included; `weights` then
+    has one number for each, in the order of `x`'s coordinates by rows, or is a sparse matrix with the same
+    entries. Of a dense one (array or tensor) those where `mask` is True, or without a mask those that are not
+    NaN; `weights` then has the shape of `x`. Entries of weight zero count as unobserved.
+    """
+    if isinstance(x, Entries):
+        return x
+    if isinstance(x, Tensor) and x.layout != torch.strided:
+        x = _from_torch(x)
+    if scipy.sparse.issparse(x):
+        if mask is not None:
+            raise ConfigurationError(
+                "expected no mask with a sparse matrix, whose stored entries are the observed ones"
+            )
+        entries = _from_sparse(x, weights)
+    else:
+        entries = _from_dense(x, mask, weights)
+    if not np.isfinite(entries.values).all():
+        raise ConfigurationError("expected finite values at observed entries, got NaN or infinity")
+    if len(entries.weights):
+        if not (np.isfinite(entries.weights).all() and entries.weights.min() >= 0):
+            raise ConfigurationError(f"expected finite weights >= 0, got {entries.weights.min()}")
+        if entries.weights.min() == 0:
+            entries = entries.chosen(entries.weights > 0)
+    return entries
+
+
+def _from_torch(x: Tensor) -> Any:
+    x = x.detach().cpu()
+    if x.layout == torch.sparse_coo and x.ndim == 2:
+        rows, columns = x._indices().numpy()
+        return scipy.sparse.coo_array((x._values().numpy(), (rows, columns)), shape=tuple(x.shape))
+    if x.layout == torch.sparse_csr and x.ndim == 2:
+        parts = (x.values().numpy(), x.col_indices().numpy(), x.crow_indices().numpy())
+        return scipy.sparse.csr_array(parts, shape=tuple(x.shape))
+    raise ConfigurationError(
+        f"expected a sparse matrix in COO or CSR layout, got {x.layout} of {x.ndim} dimensions"
+    )
+
+
+def _from_sparse(x: Any, weights: Any) -> Entries:
+    _check_shape(x.shape)
+    stored = x.nnz
+    rows = x.tocsr()
+    if not rows.has_canonical_format:
+        rows = rows.copy()
+        rows.sum_duplicates()
+    if rows.nnz != stored:
+        raise ConfigurationError(
+            f"expected each entry once, got a sparse matrix with {stored - rows.nnz} duplicates; "
+            "merge them (x.sum_duplicates() adds them up), or keep one"
+        )
+    given = np.empty(0)
+    if weights is not None:
+        if scipy.sparse.issparse(weights):
+            aligned = weights.tocsr().copy()
+            aligned.sort_indices()
+            same = aligned.shape == rows.shape and aligned.nnz == rows.nnz
+            if not same or not np.array_equal(aligned.indices, rows.indices):
+                raise ConfigurationError("expected weights with the same stored entries as x, got others")
+            weights = aligned.data
+        given = _numbers("weights", weights)
+        if given.shape != (rows.nnz,):
+            raise ConfigurationError(
+                f"expected one weight for each of {rows.nnz} entries, got shape {given.shape}"
+            )
+    return Entries(tuple(rows.shape), rows.indptr, rows.indices, _numbers("x", rows.data), given)
+
+
+def _from_dense(x: Any, mask: Any, weights: Any) -> Entries:
+    values = _numbers("x", x)
+    _check_shape(values.shape)
+    if mask is None:
+        observed = ~np.isnan(values)
+    else:
+        observed = np.asarray(mask.detach().cpu() if isinstance(mask, Tensor) else mask)
+        if observed.dtype != np.bool_:
+            raise TypeError(f"expected a mask of booleans (True where observed), got {observed.dtype}")
+        if observed.shape != values.shape:
+            raise ConfigurationError(f"expected a mask of shape {values.shape}, got {observed.shape}")
+    starts = np.concatenate(([0], np.cumsum(observed.sum(1))))
+    given = np.empty(0)
+    if weights is not None:
+        dense = _numbers("weights", weights)
+        if dense.shape != values.shape:
+            raise ConfigurationError(f"expected weights of shape {values.shape}, got {dense.shape}")
+        given = dense[observed]
+    return Entries(values.shape, starts, np.nonzero(observed)[1].astype(np.int32), values[observed], given)
+
+
+def _numbers(name: str, x: Any) -> Array:
+    """`x` as an array of floating-point numbers."""
+    array = np.asarray(x.detach().cpu() if isinstance(x, Tensor) else x)
+    if array.dtype.kind not in "fiub":
+        raise TypeError(
+            f"expected {name} to hold real numbers, got {array.dtype}; encode categories as numbers first"
+        )
+    return array if array.dtype in (np.float32, np.float64) else array.astype(np.float64)
+
+
+def _check_shape(shape: Sequence[int]) -> None:
+    if len(shape) != 2 or 0 in shape:
+        raise ConfigurationError(f"expected a matrix with at least one row and column, got shape {tuple(shape)}")
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A completed matrix, as factors: the estimate is `left @ right.T` plus effects, clipped to `bounds`.
+
+    `gap` is the duality gap relative to the objective: the objective is at most that much above the minimum. With
+    a limit on the rank that binds, it stays above the tolerance. The spectral norm in it is that of Lanczos
+    iterations, converged to a tenth of the tolerance.
+    """
+
+    left: Array
+    right: Array
+    row_effects: Array
+    column_effects: Array
+    shrinkage: float
+    objective: float
+    gap: float
+    sweeps: int
+    effects: Effects = "none"
+    bounds: tuple[float, float] | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.left), len(self.right)
+
+    @property
+    def rank(self) -> int:
+        return self.left.shape[1]
+
+    @cached_property
+    def singular_values(self) -> Array:
+        """Of the estimate without effects, in falling order."""
+        return np.linalg.norm(self.left, axis=0) * np.linalg.norm(self.right, axis=0)
+
+    def dense(self) -> Array:
+        """The whole estimate; for a large matrix ask for entries by `at` instead."""
+        estimate = self.left @ self.right.T + self.row_effects[:, None] + self.column_effects
+        return estimate if self.bounds is None else estimate.clip(*self.bounds)
+
+    def at(self, rows: ArrayLike, columns: ArrayLike) -> Array:
+        """The estimates of single entries."""
+        rows, columns = np.asarray(rows), np.asarray(columns)
+        found = np.einsum("ek,ek->e", self.left[rows], self.right[columns])
+        found += self.row_effects[rows] + self.column_effects[columns]
+        return found if self.bounds is None else found.clip(*self.bounds)
+
+    def project(self, x: Any, mask: Any = None, weights: Any = None) -> "Completion":
+        """New rows, given as `complete` takes them, completed by the factor and column effects learned.
+
+        Each is the ridge regression that gives the rows of the completion itself. A row without observed entries
+        is zero, plus the column effects.
+        """
+        entries = observed_entries(x, mask, weights)
+        if entries.shape[1] != len(self.right):
+            raise ConfigurationError(f"expected rows of {len(self.right)} columns, got {entries.shape[1]}")
+        model = _Model(entries, self.shrinkage, self.effects)
+        left, right = model.assemble(
+            np.zeros((entries.shape[0], self.rank)), self.right, np.zeros(entries.shape[0]), self.column_effects
+        )
+        model.solve(entries, left, right, model.free_left)
+        return replace(self, left=left[:, : self.rank], row_effects=left[:, self.rank].copy(), gap=np.nan)
+
+
+def complete(
+    x: Any,
+    mask: Any = None,
+    shrinkage: float | None = None,
+    *,
+    weights: Any = None,
+    effects: Effects = "none",
+    rank: int | None = None,
+    bounds: tuple[float, float] | None = None,
+    tol: float = GAP,
+    max_iter: int = SWEEPS,
+    start: Completion | None = None,
+) -> Completion:
+    """Complete one matrix by  min ½Σ w·(X − x)² + λ‖X‖_*  over the observed entries, as factors.
+
+    `x`, `mask` and `weights` are as in `observed_entries`: dense with NaN or a mask, or sparse. `shrinkage` is λ
+    > 0; by default 1/50 of the smallest λ with X = 0. `effects` adds unpenalized effects of rows, columns or both
+    to the model. `rank` limits the rank of X; the problem is then not convex, and `gap` only bounds what the
+    limit costs. `bounds` clip what the completion returns (`constrained` keeps the estimate itself within
+    bounds). Stops at a relative duality gap of `tol`, or with a `ConvergenceWarning` after `max_iter` sweeps.
+    `start` is a completion of the same shape to begin at, as for the next λ of a path. In double precision on the
+    CPU; memory is that of the entries, twice, and the factors.
+    """
+    check_stopping(tol, max_iter, None)
+    check_effects(effects)
+    if bounds is not None and not bounds[0] <= bounds[1]:
+        raise ConfigurationError(f"expected bounds (low, high) with low <= high, got {bounds}")
+    if rank is not None and rank < 1:
+        raise ConfigurationError(f"expected rank >= 1, got {rank}")
+    if shrinkage is not None and not 0 < shrinkage < np.inf:
+        raise ConfigurationError(
+            f"expected a finite shrinkage > 0, got {shrinkage}; instead of 0 take a small one"
+        )
+    entries = observed_entries(x, mask, weights)
+    # The factor of the shorter side is the variable of the accelerated iteration.
+    turned = entries.shape[1] > entries.shape[0]
+    swapped: dict[str, Effects] = {"rows": "columns", "columns": "rows"}
+    if turned:
+        entries, effects = entries.transposed, swapped.get(effects, effects)
+        start = None if start is None else _turn(start)
+    found = _Solver(entries, effects, rank, tol, max_iter).run(shrinkage, start)
+    found = _turn(found) if turned else found
+    return replace(found, effects=swapped.get(effects, effects) if turned else effects, bounds=bounds)
+
+
+def check_effects(effects: str) -> None:
+    """Refuse an unknown kind of effects."""
+    if effects not in ("none", "rows", "columns", "both"):
+        raise ConfigurationError(f"unknown effects {effects!r}; choose from none, rows, columns, both")
+
+
+def _turn(found: Completion) -> Completion:
+    return replace(
+        found,
+        left=found.right,
+        right=found.left,
+        row_effects=found.column_effects,
+        column_effects=found.row_effects,
+    )
+
+
+class _Model:
+    """The factors with effects beside them: `left` is [U, a, 1] and `right` [V, 1, b], of r + 2 columns."""
+
+    def __init__(self, entries: Entries, shrinkage: float, effects: Effects) -> None:
+        self.entries, self.shrinkage = entries, shrinkage
+        self.of_rows, self.of_columns = effects in ("rows", "both"), effects in ("columns", "both")
+
+    @staticmethod
+    def assemble(left: Array, right: Array, rows: Array, columns: Array) -> tuple[Array, Array]:
+        """The two factors in the layout of the compiled loops."""
+        return (
+            np.column_stack([left, rows, np.ones(len(left))]),
+            np.column_stack([right, np.ones(len(right)), columns]),
+        )
+
+    def free_left(self, rank: int) -> list[int]:
+        return [*range(rank), *([rank] if self.of_rows else [])]
+
+    def free_right(self, rank: int) -> list[int]:
+        return [*range(rank), *([rank + 1] if self.of_columns else [])]
+
+    def solve(self, entries: Entries, left: Array, right: Array, free: Callable[[int], list[int]]) -> float:
+        """Minimize over the free columns of `left`, in place; the minimum without the penalty on `right`."""
+        from menet.kernels.factors import solve_rows
+
+        rank = left.shape[1] - 2
+        chosen = np.array(free(rank), dtype=np.int64)
+        if not len(chosen):
+            return 0.0
+        penalty = np.where(chosen < rank, self.shrinkage, 0.0)
+        return sum(entries.over_rows(solve_rows, entries.values, entries.weights, left, right, chosen, penalty))
+
+
+class _Solver(_Model):
+    """The iterations of `complete`."""
+
+    def __init__(self, entries: Entries, effects: Effects, limit: int | None, tol: float, max_iter: int) -> None:
+        super().__init__(entries, 1.0, effects)
+        self.across = entries.transposed
+        self.limit = min(*entries.shape, limit or min(entries.shape))
+        self.tol, self.left_over, self.max_iter = tol, max_iter, max_iter
+        self.residuals = np.zeros(len(entries.values))
+        self.steepest = float(entries.weights.max()) if len(entries.weights) else 1.0
+
+    def run(self, shrinkage: float | None, start: Completion | None) -> Completion:
+        rows, columns = self.entries.shape
+        left, right = self.assemble(
+            np.zeros((rows, 0)), np.zeros((columns, 0)), np.zeros(rows), np.zeros(columns)
+        )
+        if start is not None:
+            left, right = self.assemble(start.left, start.right, start.row_effects, start.column_effects)
+            kept = [*range(min(start.rank, self.limit)), start.rank, start.rank + 1]
+            left, right = left[:, kept], right[:, kept]
+        self.fit_effects(left, right)
+        largest = 0.0
+        if start is None or shrinkage is None:
+            zero = np.zeros_like(left[:, :-2]), np.zeros_like(right[:, :-2])
+            self.residual(*((left, right) if start is None else self.assemble(*zero, left[:, -2], right[:, -1])))
+            nothing = np.zeros((rows, 2)), np.zeros((columns, 2))
+            largest = self.spectrum(*nothing, 1)[3]
+        goal = largest * FRACTION_OF_LARGEST if shrinkage is None else float(shrinkage)
+        # A λ beyond what double precision resolves.
+        goal = max(goal, 1e-300)
+        level = goal if start is not None else max(goal, FALL * largest)
+        while True:
+            self.shrinkage = level
+            last = level <= goal
+            left, right, objective, gap = self.descend(left, right, self.tol if last else 0.1)
+            if last or self.left_over <= 0:
+                break
+            level = max(goal, level * FALL)
+        if self.left_over <= 0 and gap > self.tol:
+            warnings.warn(
+                f"the completion did not converge in {self.max_iter} sweeps (relative gap {gap:.1e}); "
+                "raise max_iter, loosen tol, or shrink more",
+                ConvergenceWarning,
+                stacklevel=3,
+            )
+        rank = left.shape[1] - 2
+        return Completion(
+            left=np.ascontiguousarray(left[:, :rank]),
+            right=np.ascontiguousarray(right[:, :rank]),
+            row_effects=left[:, rank].copy(),
+            column_effects=right[:, rank + 1].copy(),
+            shrinkage=goal,
+            objective=objective,
+            gap=gap,
+            sweeps=self.max_iter - self.left_over,
+        )
+
+    def descend(self, left: Array, right: Array, tol: float) -> tuple[Array, Array, float, float]:
+        """Minimize at the present λ: sweeps, and more directions while the residual has any, in turns."""
+        precision, objective, gap = 0.1 * tol, np.nan, np.inf
+        while True:
+            self.fit_effects(left, right)
+            misfit = self.residual(left, right)
+            rank = left.shape[1] - 2
+            vectors, values, others, norm = self.spectrum(left, right, min(max(BLOCK, rank // 2), LARGEST_BLOCK))
+            nuclear = float(_singular_values(left[:, :rank], right[:, :rank]).sum())
+            objective = misfit + self.shrinkage * nuclear
+            gap = self.gap(objective, norm)
+            if gap <= tol or self.left_over <= 0:
+                break
+            added = np.flatnonzero(values > self.shrinkage * (1 + 0.3 * min(tol, 0.1)))[: self.limit - rank]
+            before = objective
+            if len(added):
+                scale = np.sqrt(values[added] - self.shrinkage)
+                left = np.insert(left, [rank] * len(added), vectors[:, added] * scale, axis=1)
+                right = np.insert(right, [rank] * len(added), others[:, added] * scale, axis=1)
+            left, right = self.sweep(left, right, precision)
+            rank = left.shape[1] - 2
+            if not len(added):
+                objective = self.objective(left, right)
+                # Nothing to add and nothing gained: more precision, until rounding or the limit on the rank ends
+                # it.
+                exhausted = precision <= 1e-12 or (rank == self.limit and precision <= 1e-3 * tol)
+                if exhausted and objective > before * (1 - 1e-2 * tol):
+                    break
+                precision = max(0.1 * precision, 1e-13)
+        return left, right, objective, gap
+
+    def sweep(self, left: Array, right: Array, precision: float) -> tuple[Array, Array]:
+        """Alternating ridge regressions until the step is relatively smaller than `precision`, accelerated."""
+        for _ in range(2):
+            # New directions first find their length: balanced factors of the same product have the least penalty.
+            self.solve(self.entries, left, right, self.free_left)
+            left, right = _balanced(left, right, 1e-9)
+            self.solve(self.across, right, left, self.free_right)
+            left, right = _balanced(left, right, 1e-9)
+            self.left_over -= 1
+        rank = left.shape[1] - 2
+        if not rank:
+            return left, right
+        # A majorization step costs less by a factor of the rank, and gains less by the fraction observed.
+        rows, columns = self.entries.shape
+        cheap = rank * len(self.entries.values) > MAJORIZE * rows * columns
+        step_of = self.majorized if cheap else self.alternated
+        points: list[Array] = []
+        steps: list[Array] = []
+        state = self.state(left, right, cheap)
+        best, plain = np.inf, state
+        for _ in range(ROUND):
+            merit, moved = step_of(left, right, state)
+            self.left_over -= 1
+            if merit > best and points:
+                # The combination went uphill: back to the plain step, and forget.
+                points, steps, state = [], [], plain
+                merit, moved = step_of(left, right, state)
+            best, plain = merit, moved
+            step = plain - state
+            if np.linalg.norm(step) <= precision * np.linalg.norm(plain) or self.left_over <= 0:
+                break
+            points, steps = [*points[-MEMORY:], plain], [*steps[-MEMORY:], step]
+            state = plain
+            if len(steps) > 1:
+                turns = np.stack([b - a for a, b in pairwise(steps)], axis=1)
+                weights = np.linalg.lstsq(turns, step, rcond=1e-10)[0]
+                state = plain - sum(
+                    weight * (b - a) for weight, a, b in zip(weights, points, points[1:], strict=False)
+                )
+        self.restore(left, right, plain, cheap)
+        self.solve(self.entries, left, right, self.free_left)
+        return _balanced(left, right, 1e-9)
+
+    def state(self, left: Array, right: Array, both: bool) -> Array:
+        """The variable of the accelerated iteration: the right factor, or both, as one vector."""
+        rank = left.shape[1] - 2
+        parts = [left[:, self.free_left(rank)]] if both else []
+        return np.concatenate([part.ravel() for part in (*parts, right[:, self.free_right(rank)])])
+
+    def restore(self, left: Array, right: Array, state: Array, both: bool) -> None:
+        """The inverse of `state`, in place."""
+        rank = left.shape[1] - 2
+        if both:
+            free = self.free_left(rank)
+            left[:, free] = state[: len(left) * len(free)].reshape(len(left), -1)
+        right[:, self.free_right(rank)] = state[-len(right) * len(self.free_right(rank)) :].reshape(
+            len(right), -1
+        )
+
+    def alternated(self, left: Array, right: Array, state: Array) -> tuple[float, Array]:
+        """A ridge regression of each row, then of each column: the objective in between, and the new state."""
+        rank = left.shape[1] - 2
+        self.restore(left, right, state, False)
+        found = self.solve(self.entries, left, right, self.free_left)
+        found += 0.5 * self.shrinkage * float(np.square(right[:, :rank]).sum())
+        self.solve(self.across, right, left, self.free_right)
+        return found, self.state(left, right, False)
+
+    def majorized(self, left: Array, right: Array, state: Array) -> tuple[float, Array]:
+        """The same with unobserved entries as in the model (Hastie et al., 2015): one Gram matrix for all."""
+        from menet.kernels.factors import gradient_rows
+
+        rank = left.shape[1] - 2
+        self.restore(left, right, state, True)
+        found = 0.0
+        for entries, one, other, free in (
+            (self.entries, left, right, self.free_left(rank)),
+            (self.across, right, left, self.free_right(rank)),
+        ):
+            product = np.empty_like(one)
+            arguments = (entries.values, entries.weights, one, other, product)
+            found = sum(entries.over_rows(gradient_rows, *arguments))
+            found += (
+                0.5 * self.shrinkage * float(np.square(left[:, :rank]).sum() + np.square(right[:, :rank]).sum())
+            )
+            gram = self.steepest * other[:, free].T @ other[:, free]
+            penalty = np.diag(np.where(np.array(free) < rank, self.shrinkage, 0.0))
+            target = product[:, free] + one[:, free] @ gram
+            one[:, free] = scipy.linalg.solve(gram + penalty, target.T, assume_a="pos").T
+        return found, self.state(left, right, True)
+
+    def objective(self, left: Array, right: Array) -> float:
+        rank = left.shape[1] - 2
+        return self.residual(left, right) + self.shrinkage * float(
+            _singular_values(left[:, :rank], right[:, :rank]).sum()
+        )
+
+    def fit_effects(self, left: Array, right: Array) -> None:
+        """Minimize over the effects alone, so that the residual sums to zero as the dual problem asks."""
+        rank = left.shape[1] - 2
+        if self.of_rows and self.of_columns:
+            for _ in range(200):
+                before = right[:, rank + 1].copy()
+                self.solve(self.entries, left, right, lambda rank: [rank])
+                self.solve(self.across, right, left, lambda rank: [rank + 1])
+                if np.abs(right[:, rank + 1] - before).max() <= 1e-12 * np.abs(before).max():
+                    break
+        elif self.of_rows:
+            self.solve(self.entries, left, right, lambda rank: [rank])
+        elif self.of_columns:
+            self.solve(self.across, right, left, lambda rank: [rank + 1])
+
+    def residual(self, left: Array, right: Array) -> float:
+        """Store the weighted residuals; half the weighted sum of squares."""
+        from menet.kernels.factors import residual_rows
+
+        entries = self.entries
+        return sum(entries.over_rows(residual_rows, entries.values, entries.weights, left, right, self.residuals))
+
+    def gap(self, objective: float, norm: float) -> float:
+        """The relative duality gap; any multiple of the residual of spectral norm at most λ is feasible."""
+        entries, residuals = self.entries, self.residuals
+        scale = min(1.0, self.shrinkage / norm) if norm > 0 else 1.0
+        linear = float(residuals @ entries.values)
+        weighted = residuals / entries.weights if len(entries.weights) else residuals
+        dual = scale * linear - 0.5 * scale**2 * float(residuals @ weighted)
+        return max(0.0, objective - dual) / objective if objective > 0 else 0.0
+
+    def spectrum(self, left: Array, right: Array, count: int) -> tuple[Array, Array, Array, float]:
+        """The leading singular triplets of the residual outside the factors, and a bound on its norm.
+
+        Inside the factors all singular values of the residual are about λ, which Lanczos iterations could not
+        separate. The norm is at most that of the 2×2 matrix of norms of its parts.
+        """
+        rows, columns = self.entries.shape
+        rank = left.shape[1] - 2
+        matrix = scipy.sparse.csr_array(
+            (self.residuals, self.entries.columns, self.entries.starts), (rows, columns)
+        )
+        base, other = np.linalg.qr(left[:, :rank])[0], np.linalg.qr(right[:, :rank])[0]
+        image, preimage = matrix @ other, matrix.T @ base
+        inside = base.T @ image
+        if columns <= SMALL_SIDE:
+            gram = (matrix.T @ matrix).toarray() - preimage @ preimage.T
+            gram -= other @ (other.T @ gram)
+            gram -= (gram @ other) @ other.T
+            squares, vectors = np.linalg.eigh((gram + gram.T) / 2)
+            vectors, values = vectors[:, ::-1][:, :count], np.sqrt(squares[::-1][:count].clip(min=0))
+            vectors -= other @ (other.T @ vectors)
+            turned = matrix @ vectors
+            turned = (turned - base @ (base.T @ turned)) / np.where(values > 0, values, 1.0)
+        else:
+
+            def forward(x: Array) -> Array:
+                y = matrix @ (x - other @ (other.T @ x))
+                return y - base @ (base.T @ y)
+
+            def backward(y: Array) -> Array:
+                x = matrix.T @ (y - base @ (base.T @ y))
+                return x - other @ (other.T @ x)
+
+            operator = scipy.sparse.linalg.LinearOperator(
+                (rows, columns), matvec=forward, rmatvec=backward, dtype=np.float64
+            )
+            start = np.random.default_rng(0).standard_normal(columns)
+            turned, values, vectors = scipy.sparse.linalg.svds(
+                operator, k=min(count, columns - 1), v0=start, tol=min(1e-4, 0.1 * self.tol), maxiter=2_000
+            )
+            order = np.argsort(values)[::-1]
+            turned, values, vectors = turned[:, order], values[order], vectors[order].T
+        outside = values.max(initial=0)
+        if not rank:
+            return turned, values, vectors, float(outside)
+        blocks = np.array(
+            [
+                [np.linalg.norm(inside, 2), np.linalg.norm(preimage - other @ inside.T)],
+                [np.linalg.norm(image - base @ inside), outside],
+            ]
+        )
+        return turned, values, vectors, float(np.linalg.norm(blocks, 2))
+
+
+def _singular_values(left: Array, right: Array) -> Array:
+    """Of `left @ right.T`."""
+    if not left.shape[1]:
+        return np.zeros(0)
+    values: Array = np.linalg.svd(np.linalg.qr(left)[1] @ np.linalg.qr(right)[1].T, compute_uv=False)
+    return values
+
+
+def _balanced(left: Array, right: Array, negligible: float) -> tuple[Array, Array]:
+    """The same product by factors with orthogonal columns of equal lengths, without negligible ones."""
+    rank = left.shape[1] - 2
+    if not rank:
+        return left, right
+    (base, small), (other, inner) = (np.linalg.qr(side[:, :rank]) for side in (left, right))
+    outer, values, turn = np.linalg.svd(small @ inner.T)
+    kept = values > negligible * values.max(initial=0)
+    root = np.sqrt(values[kept])
+    return (
+        np.column_stack([base @ (outer[:, kept] * root), left[:, rank:]]),
+        np.column_stack([other @ (turn[kept].T * root), right[:, rank:]]),
+    )
+
+
+@estimator(dimensions=2)
+def factored(
+    x: Tensor,
+    mask: Tensor,
+    shrinkage: float | None = None,
+    *,
+    rank: int | None = None,
+    tol: float = GAP,
+    max_iter: int = SWEEPS,
+    gradient_tol: float = 1e-6,
+) -> Tensor:
+    """Estimate `(..., m, n)` as `soft_impute` without restored entries does, for large matrices of low rank.
+
+    One matrix after another, each to a relative duality gap of `tol`. Differentiable by the implicit function
+    theorem at the factors, to a relative residual of `gradient_tol`; with the default λ also through its
+    dependence on `x`.
+    """
+    if shrinkage is None:
+        threshold = linalg.largest_singular_value(x) * FRACTION_OF_LARGEST
+    else:
+        threshold = x.new_full(x.shape[:1], float(shrinkage))
+    return _Factored.apply(x, mask, threshold, rank, tol, max_iter, gradient_tol)
+
+
+class _Factored(torch.autograd.Function):
+    """`complete` forward; differentiate the factors at the minimum backward."""
+
+    @staticmethod
+    def forward(
+        context: Any,
+        x: Tensor,
+        mask: Tensor,
+        threshold: Tensor,
+        rank: int | None,
+        tol: float,
+        max_iter: int,
+        gradient_tol: float,
+    ) -> Tensor:
+        found = [
+            complete(one, seen, float(level), rank=rank, tol=tol, max_iter=max_iter)
+            if bool(one.count_nonzero())
+            else None
+            for one, seen, level in zip(x, mask, threshold, strict=True)
+        ]
+        context.found, context.gradient_tol = found, gradient_tol
+        context.save_for_backward(x, mask)
+        dense = [np.zeros(x.shape[1:]) if one is None else one.dense() for one in found]
+        return torch.from_numpy(np.stack(dense)).to(x)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(context: Any, outgoing: Tensor) -> tuple[Tensor | None, ...]:
+        x, mask = context.saved_tensors
+        of_x, of_threshold = torch.zeros_like(x), x.new_zeros(len(x))
+        for index, found in enumerate(context.found):
+            if found is not None and found.rank:
+                entries = observed_entries(x[index], mask[index])
+                left, right = _adjoint(
+                    entries, found, outgoing[index].double().cpu().numpy(), context.gradient_tol
+                )
+                moved = left @ found.right.T + found.left @ right.T
+                of_x[index] = torch.from_numpy(moved).to(x) * mask[index]
+                of_threshold[index] = -float((left * found.left).sum() + (right * found.right).sum())
+        return of_x, None, of_threshold, *[None] * 4
+
+
+def _adjoint(entries: Entries, found: Completion, outgoing: Array, tol: float) -> tuple[Array, Array]:
+    """Solve Hz = (G·right, Gᵀ·left) with H the Hessian of the factored problem, by conjugate gradients.
+
+    H is singular along rotations of the factors, which change nothing; the right side is orthogonal to them.
+    """
+    from menet.kernels.factors import curvature_rows, residual_rows
+
+    left, right, across = found.left, found.right, entries.transposed
+    residuals, turned = np.empty(len(entries.values)), np.empty(len(entries.values))
+    entries.over_rows(residual_rows, entries.values, entries.weights, left, right, residuals)
+    across.over_rows(residual_rows, across.values, across.weights, right, left, turned)
+    split = left.size
+    # Were all entries observed, a column of the factors would have the curvature of its singular value plus λ.
+    fraction = len(entries.values) / (len(left) * len(right))
+    curvature = fraction * found.singular_values + found.shrinkage
+    scale = np.concatenate([np.broadcast_to(curvature, side.shape).ravel() for side in (left, right)])
+
+    def hessian(vector: Array) -> Array:
+        one, other = vector[:split].reshape(left.shape), vector[split:].reshape(right.shape)
+        result = np.empty_like(one), np.empty_like(other)
+        entries.over_rows(curvature_rows, residuals, entries.weights, left, right, one, other, result[0])
+        across.over_rows(curvature_rows, turned, across.weights, right, left, other, one, result[1])
+        return np.concatenate([part.ravel() for part in result]) + found.shrinkage * vector
+
+    solution = np.zeros(split + right.size)
+    rest = np.concatenate([(outgoing @ right).ravel(), (outgoing.T @ left).ravel()])
+    ahead = rest / scale
+    direction, size = ahead, float(rest @ ahead)
+    goal = tol**2 * size
+    for _ in range(ADJOINT_ITERATIONS):
+        if size <= goal:
+            break
+        image = hessian(direction)
+        bend = float(direction @ image)
+        if bend <= 0:
+            break
+        solution += size / bend * direction
+        rest = rest - size / bend * image
+        ahead = rest / scale
+        smaller = float(rest @ ahead)
+        direction, size = ahead + smaller / size * direction, smaller
+    return solution[:split].reshape(left.shape), solution[split:].reshape(right.shape)

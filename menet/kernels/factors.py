@@ -1,0 +1,174 @@
+"""Loops over the observed entries of one large sparse matrix, for its completion by two factors.
+
+A matrix is given by rows in the usual compressed form (`starts`, `columns`, `values`); its columns are the rows
+of the transposed one. `weights` may be empty, which means one for each entry. The model of entry (i, j) is the
+inner product of row i of `left` and row j of `right`; the *free* columns of `left` are solved for, the others
+given. Each function works on the rows from `first` to `last`, so that threads can share a matrix.
+"""
+
+import numpy as np
+
+from menet.kernels.compiling import Array, compiled
+
+
+@compiled
+def solve_rows(
+    starts: Array,
+    columns: Array,
+    values: Array,
+    weights: Array,
+    left: Array,
+    right: Array,
+    free: Array,
+    penalty: Array,
+    first: int,
+    last: int,
+) -> float:
+    """Ridge regression of each row on `right`, written to the free columns of `left`; the sum of the minima.
+
+    A row without observed entries, or of weights zero, becomes zero.
+    """
+    size, width = len(free), right.shape[1]
+    fixed = np.ones(width, np.bool_)
+    for k in range(size):
+        fixed[free[k]] = False
+    gram, side, z = np.empty((size, size)), np.empty(size), np.empty(size)
+    total = 0.0
+    for i in range(first, last):
+        square = 0.0
+        for a in range(size):
+            side[a] = 0.0
+            for b in range(size):
+                gram[a, b] = 0.0
+            gram[a, a] = penalty[a]
+        for e in range(starts[i], starts[i + 1]):
+            j = columns[e]
+            target = float(values[e])
+            for k in range(width):
+                if fixed[k]:
+                    target -= left[i, k] * right[j, k]
+            weight = float(weights[e]) if len(weights) else 1.0
+            for a in range(size):
+                z[a] = right[j, free[a]]
+            for a in range(size):
+                scaled = weight * z[a]
+                side[a] += scaled * target
+                for b in range(a + 1):
+                    gram[a, b] += scaled * z[b]
+            square += weight * target * target
+        # Cholesky in place, then two triangular solves.
+        for a in range(size):
+            for b in range(a + 1):
+                rest = gram[a, b]
+                for c in range(b):
+                    rest -= gram[a, c] * gram[b, c]
+                if a == b:
+                    # An unpenalized direction that no entry determines: its solution is zero.
+                    gram[a, a] = np.sqrt(rest) if rest > 1e-15 * gram[a, a] else np.inf
+                else:
+                    gram[a, b] = rest / gram[b, b]
+        for a in range(size):
+            rest = side[a]
+            for c in range(a):
+                rest -= gram[a, c] * z[c]
+            z[a] = rest / gram[a, a]
+        for a in range(size):
+            square -= z[a] * z[a]
+        for b in range(size):
+            a = size - 1 - b
+            rest = z[a]
+            for c in range(a + 1, size):
+                rest -= gram[c, a] * z[c]
+            z[a] = rest / gram[a, a] if gram[a, a] < np.inf else 0.0
+        for a in range(size):
+            left[i, free[a]] = z[a]
+        total += 0.5 * square
+    return total
+
+
+@compiled
+def residual_rows(
+    starts: Array,
+    columns: Array,
+    values: Array,
+    weights: Array,
+    left: Array,
+    right: Array,
+    out: Array,
+    first: int,
+    last: int,
+) -> float:
+    """Weighted residuals w·(value − model) of each entry into `out`; half the weighted sum of squares."""
+    width = right.shape[1]
+    total = 0.0
+    for i in range(first, last):
+        for e in range(starts[i], starts[i + 1]):
+            j = columns[e]
+            rest = float(values[e])
+            for k in range(width):
+                rest -= left[i, k] * right[j, k]
+            weight = float(weights[e]) if len(weights) else 1.0
+            out[e] = weight * rest
+            total += 0.5 * weight * rest * rest
+    return total
+
+
+@compiled
+def curvature_rows(
+    starts: Array,
+    columns: Array,
+    residuals: Array,
+    weights: Array,
+    left: Array,
+    right: Array,
+    left_step: Array,
+    right_step: Array,
+    out: Array,
+    first: int,
+    last: int,
+) -> None:
+    """The rows of the Hessian of half the weighted squares, applied to a step of both factors, into `out`."""
+    width = right.shape[1]
+    for i in range(first, last):
+        for k in range(width):
+            out[i, k] = 0.0
+        for e in range(starts[i], starts[i + 1]):
+            j = columns[e]
+            moved = 0.0
+            for k in range(width):
+                moved += left_step[i, k] * right[j, k] + left[i, k] * right_step[j, k]
+            moved *= float(weights[e]) if len(weights) else 1.0
+            rest = residuals[e]
+            for k in range(width):
+                out[i, k] += moved * right[j, k] - rest * right_step[j, k]
+
+
+@compiled
+def gradient_rows(
+    starts: Array,
+    columns: Array,
+    values: Array,
+    weights: Array,
+    left: Array,
+    right: Array,
+    out: Array,
+    first: int,
+    last: int,
+) -> float:
+    """The rows of the weighted residual times `right` into `out`; half the weighted sum of squares."""
+    width = right.shape[1]
+    total = 0.0
+    for i in range(first, last):
+        for k in range(width):
+            out[i, k] = 0.0
+        for e in range(starts[i], starts[i + 1]):
+            j = columns[e]
+            rest = float(values[e])
+            for k in range(width):
+                rest -= left[i, k] * right[j, k]
+            weight = float(weights[e]) if len(weights) else 1.0
+            total += 0.5 * weight * rest * rest
+            rest *= weight
+            for k in range(width):
+                out[i, k] += rest * right[j, k]
+    return total
