@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 RUN_AS_WRITTEN = [
     ROOT / "README.md",
-    ROOT / "docs" / "baselines.md",
+    *(ROOT / "docs" / f"{name}.md" for name in ("index", "tutorial", "how-to", "baselines")),
     *sorted((ROOT / "docs/baselines").glob("*.md")),
 ]
 BRITISH = re.compile(
@@ -32,7 +32,8 @@ OWN_WORDS = re.compile(r"answers? alike|goes on where|size of the change|accepte
 
 
 @pytest.mark.parametrize("document", RUN_AS_WRITTEN, ids=lambda path: path.name)
-def test_code_runs_in_the_order_it_is_read(document):
+def test_code_runs_in_the_order_it_is_read(document, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     pieces = re.findall(r"^```python\n(.*?)^```$", document.read_text(), re.MULTILINE | re.DOTALL)
     assert pieces
     network = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 10))
@@ -111,6 +112,20 @@ def test_extras_exist(document):
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for names in re.findall(r"'(?:menet|\.)\[([\w,]+)\]'", document.read_text()):
         assert set(names.split(",")) <= extras.keys(), names
+
+
+def test_every_page_is_in_the_navigation():
+    navigation = re.findall(r": ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")}
+    assert set(navigation) <= pages
+    assert {"index.md", "tutorial.md", "how-to.md", "faq.md", "api.md", "cite.md", "serve.md"} <= set(navigation)
+
+
+def test_the_reference_names_what_exists():
+    for name in re.findall(r"^::: (menet[\w.]*)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE):
+        found = menet
+        for part in name.split(".")[1:]:
+            found = getattr(found, part, None) or importlib.import_module(f"{found.__name__}.{part}")
 
 
 def test_each_baseline_has_a_page_with_all_its_settings():
