@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -28,11 +29,10 @@ from menet.estimators import build
 from menet.evaluation.certify import CertificateSettings, certificates, observation
 from menet.images import Channels, to_matrix
 from menet.linalg import approximate_rank
-from menet.preprocessed import Preprocessed
+from menet.preprocessed import Gradient, Preprocessed
+from menet.web.server import MAX_UPLOAD
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP")
-MAX_BYTES = 8 << 20
-"""Of an uploaded file; the page checks it before it sends one, the server before it reads one."""
 MAX_PIXELS = 24 << 20
 """Of an uploaded image, by its header: decoded it takes four bytes for each."""
 LONGEST_SIDE = 96
@@ -69,7 +69,7 @@ class Kind(NamedTuple):
     title: str
     explanation: str
     spec: str
-    gradient: str | None
+    gradient: Gradient | None
     """How gradients pass the defense; None attacks the bare network."""
     eot: int | None = None
 
@@ -112,15 +112,9 @@ class Explorer:
         dataset = menet.data.load(networks.dataset, "test", networks.root)
         self.classes = [str(name) for name in dataset.classes]
         self.shape = tuple(dataset.images.shape[1:])
-        self.defended = _loaded(networks.defended)
-        if networks.bare is not None:
-            self.bare: nn.Module = _loaded(networks.bare)
-        elif isinstance(self.defended, Preprocessed):
-            self.bare = self.defended.classifier
-        else:
-            self.bare = self.defended
-        if not isinstance(self.defended, Preprocessed):
-            self.defended = MENet(self.defended).eval()
+        loaded = _loaded(networks.defended)
+        self.defended = loaded if isinstance(loaded, Preprocessed) else MENet(loaded).eval()
+        self.bare = self.defended.classifier if networks.bare is None else _loaded(networks.bare)
         certified = self.defended if networks.certified is None else _loaded(networks.certified)
         self.certified = certified if isinstance(certified, MENet) else None
         self.samples = {sample.name: sample for sample in [*_first_of_each(dataset), *_photographs()]}
@@ -154,7 +148,7 @@ class Explorer:
             "defense": _described(self.defended),
             "certified": None if self.certified is None else _described(self.certified),
             "size": [self.shape[-1], self.shape[-2]],
-            "limits": {"bytes": MAX_BYTES, "pixels": MAX_PIXELS},
+            "limits": {"bytes": MAX_UPLOAD, "pixels": MAX_PIXELS},
         }
 
     def reconstruct(
@@ -180,7 +174,7 @@ class Explorer:
             {
                 "masked": picture(masked[i]),
                 "estimate": picture(estimates[i]),
-                "psnr": None if error[i] == 0 else round(-10 * math.log10(float(error[i])), 1),
+                "psnr": None if error[i] < 1e-10 else round(-10 * math.log10(float(error[i])), 1),
                 "before": _spectrum(images[i]),
                 "after": _spectrum(estimates[i]),
             }
@@ -202,17 +196,17 @@ class Explorer:
         kind = ATTACKS[name]
         victim: Model = self.bare
         if kind.gradient is not None:
-            victim = cast(Preprocessed, self.defended).with_gradient(kind.gradient)  # type: ignore[arg-type]
+            victim = self.defended.with_gradient(kind.gradient)
         watched = Watched(victim, len(images))
         settings: dict[str, Any] = {} if kind.spec == "fgsm" else {"steps": steps}
         attack = attacks.build(kind.spec, epsilon=epsilon, eot=kind.eot, **settings)
-        self.defended.reseed(seed)  # type: ignore[operator]
+        self.defended.reseed(seed)
         result = attack(watched, images, labels, generator=torch.Generator().manual_seed(seed))
         path = [images, *watched.iterates, result.images]
         path = [one for one, before in zip(path, [None, *path], strict=False) if not _same(one, before)]
         chosen = sorted({round(i * (len(path) - 1) / max(frames - 1, 1)) for i in range(frames)})
         shown = torch.stack([path[i] for i in chosen])
-        self.defended.reseed(seed + 1)  # type: ignore[operator]
+        self.defended.reseed(seed + 1)
         bare = _answers(self.bare, shown.flatten(0, 1), 1)
         defended = _answers(self.defended, shown.flatten(0, 1), draws)
         largest = float((shown[-1] - images).abs().amax())
@@ -358,18 +352,19 @@ class Watched:
 
 def decoded(data: bytes) -> Float[Tensor, "1 3 h w"]:
     """An uploaded image, shrunk to at most 96 pixels a side; nothing is decoded before its header is checked."""
-    if len(data) > MAX_BYTES:
-        raise DataError(f"this file has {len(data) / 2**20:.0f} MB; please choose one of at most 8 MB")
+    if len(data) > MAX_UPLOAD:
+        raise DataError(f"this file is too large; please choose one of at most {MAX_UPLOAD >> 20} MB")
+    many = "this image has too many pixels; please choose one of at most 24 million"
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as file:
             width, height = file.size
             if width * height > MAX_PIXELS:
-                raise DataError(
-                    f"this image has {width}×{height} pixels; please choose one of at most 24 million pixels"
-                )
+                raise DataError(many)
             # Of a JPEG, no more is decoded than will be shown.
             file.draft("RGB", (2 * LONGEST_SIDE, 2 * LONGEST_SIDE))
             image = ImageOps.exif_transpose(file)
+            if image.mode.startswith("I"):  # 16 bits, which Pillow would cut off and not scale
+                image = Image.fromarray((np.asarray(image) / 256).clip(0, 255).astype(np.uint8))
             if "A" in image.getbands() or "transparency" in image.info:
                 image = image.convert("RGBA")
                 image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
@@ -378,10 +373,10 @@ def decoded(data: bytes) -> Float[Tensor, "1 3 h w"]:
                 scale = LONGEST_SIDE / max(image.size)
                 size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
                 image = image.resize(size, Image.Resampling.LANCZOS, reducing_gap=3)
-    except DataError:
+    except (DataError, MemoryError):
         raise
-    except MemoryError:
-        raise
+    except Image.DecompressionBombError as error:
+        raise DataError(many) from error
     except UnidentifiedImageError as error:
         raise DataError(f"this file is not an image; please choose a {', '.join(FORMATS)} file") from error
     # A decoder given damaged bytes may raise nearly anything; to the user it all means the same.

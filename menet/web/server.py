@@ -17,7 +17,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -162,11 +163,12 @@ class Worker:
     def _stop(self) -> None:
         process, pipe = self._process, self._pipe
         self._process = self._pipe = None
-        if pipe is not None:
-            pipe.close()
         if process is not None:
             process.kill()
             process.join(5)
+        # Last, since another thread may be waiting for the pipe: the end of the process wakes it.
+        if pipe is not None:
+            pipe.close()
 
 
 def explore(pipe: Connection, memory: int, networks: "Networks") -> None:
@@ -312,6 +314,8 @@ class Handler(BaseHTTPRequestHandler):
 
     server: Server
     timeout = SECONDS_TO_SEND
+    unread = 0
+    """Bytes of the body that are still to come."""
     server_version, sys_version = "menet", ""
 
     def do_GET(self) -> None:
@@ -328,6 +332,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """A request of the page: JSON, or the bytes of an uploaded image."""
+        length = self.headers.get("Content-Length", "")
+        self.unread = int(length) if length.isdecimal() and len(length) <= 12 else -1
         try:
             self._check_host()
             action = urlsplit(self.path).path.removeprefix("/api/")
@@ -353,15 +359,12 @@ class Handler(BaseHTTPRequestHandler):
             raise Refused(HTTPStatus.FORBIDDEN, "requests from other sites are not answered")
 
     def _body(self, most: int) -> bytes:
-        length = self.headers.get("Content-Length", "")
-        if not length.isdecimal() or len(length) > 12:
+        if self.unread < 0:
             raise Refused(HTTPStatus.LENGTH_REQUIRED, "expected a request that says how long it is")
         kind = self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
         # What a form of another site can send without asking first.
         simple = kind in ("", "text/plain", "multipart/form-data", "application/x-www-form-urlencoded")
-        if simple or int(length) > most:
-            self._discard(int(length))
-        if int(length) > most:
+        if self.unread > most:
             megabytes = f"{most / 2**20:g} MB"
             raise Refused(
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
@@ -369,23 +372,19 @@ class Handler(BaseHTTPRequestHandler):
             )
         if simple:
             raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "expected application/json, or an image")
-        return b"".join(self._pieces(int(length)))
+        return b"".join(self._pieces())
 
-    def _pieces(self, length: int) -> Any:
+    def _pieces(self) -> Iterator[bytes]:
         deadline = time.monotonic() + SECONDS_TO_SEND
-        while length:
+        while self.unread:
             try:
-                piece = self.rfile.read1(min(length, 1 << 16))
+                piece = self.rfile.read1(min(self.unread, 1 << 16))
             except TimeoutError:
                 piece = b""
             if not piece or time.monotonic() > deadline:
                 raise Refused(HTTPStatus.REQUEST_TIMEOUT, "the request was incomplete; please try again")
-            length -= len(piece)
+            self.unread -= len(piece)
             yield piece
-
-    def _discard(self, length: int) -> None:
-        for _ in self._pieces(min(length, MAX_DISCARDED)):
-            pass
 
     def _parsed(self, body: bytes) -> dict[str, Any]:
         try:
@@ -397,6 +396,11 @@ class Handler(BaseHTTPRequestHandler):
         return request
 
     def _refuse(self, refused: Refused) -> None:
+        # Closing a connection with unread bytes resets it, and the browser would not see why it was refused.
+        if refused.status != HTTPStatus.REQUEST_TIMEOUT and 0 < self.unread <= MAX_DISCARDED:
+            with suppress(Refused, OSError):
+                for _ in self._pieces():
+                    pass
         body = json.dumps({"error": refused.message}, ensure_ascii=False).encode()
         self._reply(refused.status, body, "application/json")
 

@@ -88,7 +88,7 @@ STORY = """
   const before = $("original").src;
   $("file").files = own.files;
   $("file").dispatchEvent(new inner.Event("change"));
-  await until("the uploaded image", () => $("original").src !== before);
+  await until("the uploaded image", () => $("original").src !== before && $("original").naturalWidth === 40);
   found.uploaded = [$("original").naturalWidth, $("original").naturalHeight];
   const bad = new inner.DataTransfer();
   bad.items.add(new inner.File(["no image"], "bad.png", {type: "image/png"}));
