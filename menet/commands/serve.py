@@ -179,7 +179,7 @@ def networks_of(
             defended=str(folders["me-net"]),
             bare=str(folders["vanilla"]),
             certified=str(folders["me-net-low-p"]),
-            epsilon=demo_plan.EPSILON,
+            epsilon=demo_plan.EPSILON / 2,
             note="The networks here are small ones, trained on 3,000 digits in a minute or two: they show how "
             "things work, and are no measure of what the method can do.",
         )

@@ -245,7 +245,7 @@ class Explorer:
                 "draws": settings.estimation,
                 "alpha": settings.alpha,
                 "radius": int(found.radius[i]),
-                "p": p,
+                "p": round(p, 3),
                 "entries": entries,
                 "image": picture(images[i]),
             }

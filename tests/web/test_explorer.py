@@ -11,6 +11,7 @@ from PIL import Image
 
 import menet
 from menet.errors import ConfigurationError, DataError
+from menet.evaluation.accuracy import lower_bound
 from menet.evaluation.certify import certified_radius
 from menet.web.explorer import ATTACKS, ESTIMATORS, LONGEST_SIDE, Explorer, Networks, decoded
 from menet.web.server import MAX_UPLOAD
@@ -107,7 +108,7 @@ def test_without_a_budget_nothing_is_perturbed(explorer: Explorer, digit: str) -
 
 def test_a_certificate_is_the_librarys(explorer: Explorer, digit: str) -> None:
     found = explorer.answer("certificate", {"image": digit})
-    radius = certified_radius(menet.evaluation.accuracy.lower_bound(found["votes"], 500, 0.001), found["p"])
+    radius = certified_radius(lower_bound(found["votes"], 500, 0.001), found["p"])
     assert found["radius"] == (-1 if radius is None else radius)
 
 
