@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
-.PHONY: help demo check lint test soak bench clean
+.PHONY: help demo check lint test soak bench docs clean
 
 help:
 	@echo "make demo    train, attack and certify on real digits, and write the report"
@@ -11,6 +11,7 @@ help:
 	@echo "make test    all of it, the slow tests too"
 	@echo "make soak    damaged files, kills, full disks: an hour, and the table of docs/reliability.md"
 	@echo "make bench   ratios of speed, measured side by side"
+	@echo "make docs    the documentation as a site, in site/, links checked"
 	@echo "make clean   remove what the other targets made"
 
 .venv/user: pyproject.toml constraints.txt
@@ -51,5 +52,9 @@ soak: .venv/developer
 bench: .venv/developer
 	$(BIN)/python -m benchmarks
 
+docs: .venv/user
+	@$(PIP) --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/mkdocs build --strict
+
 clean:
-	rm -rf .venv build dist runs .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv build dist runs site .mypy_cache .ruff_cache .pytest_cache .hypothesis

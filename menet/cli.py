@@ -74,6 +74,14 @@ COMMANDS = {
         "measure the paper's tables and figures again",
         f"finished jobs and checkpoints of unfinished ones are kept; {RESUME}",
     ),
+    "serve": Command(
+        "menet.commands.serve:Serve",
+        "a page in the browser: reconstruct, attack, certify",
+        "the server has stopped; trained networks are kept",
+    ),
+    "explore": Command("menet.commands.serve:Explore", "the same page as one file that needs no server", NOTHING),
+    "doctor": Command("menet.commands.doctor:Doctor", "versions, devices, self-test: for a bug report", NOTHING),
+    "completion": Command("menet.commands.doctor:Completion", "commands and options by the tab key", NOTHING),
     "data list": Command("menet.commands.data:DataList", "list the datasets, and which are installed", NOTHING),
     "data fetch": Command(
         "menet.commands.data:DataFetch",

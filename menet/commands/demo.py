@@ -55,7 +55,7 @@ class Demo:
 
         began = time.monotonic()
         plan = replace(demo_plan.QUICK if self.quick else demo_plan.FULL, baselines=baselines)
-        work = self.out / f"{plan.name}-{_key(plan, self.seed)}"
+        work = self.out / f"{plan.name}-{plan_key(plan, self.seed)}"
         console = Console()
 
         console.print("[bold]1. Real images, masked at random and estimated by every estimator[/bold]")
@@ -180,7 +180,7 @@ def _reconstruction(seed: int) -> Any:
     return reconstruction_grid(images, masked, estimates, "Half of the values masked at random, then estimated")
 
 
-def _key(plan: Plan, seed: int) -> str:
+def plan_key(plan: Plan, seed: int) -> str:
     """A hash of everything that decides the numbers; whichever baselines are chosen, finished work is reused."""
     from menet import __version__
 

@@ -87,7 +87,7 @@ def test_unknown_baselines_are_refused(tmp_path, capsys):
 
 
 def test_settings_decide_the_folder():
-    keys = {demo._key(plan, seed) for plan in (FULL, QUICK, TINY) for seed in (0, 1)}
+    keys = {demo.plan_key(plan, seed) for plan in (FULL, QUICK, TINY) for seed in (0, 1)}
     assert len(keys) == 6
 
 

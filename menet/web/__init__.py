@@ -1,0 +1,1 @@
+"""The page that `menet serve` shows and `menet explore` exports: `explorer` computes, `server` serves."""
