@@ -1,10 +1,22 @@
-"""The fraction of an adversarial training step that the defense costs, measured side by side in one run.
+"""What training costs, measured side by side in one run; with `--shapes`, which compact network learns most.
 
-ResNet-18 on 32×32 color images, PGD of 7 steps, fresh masks at each: the whole step, and in it the time spent
-between an image and its estimate. Bars: nuclear norm ≤ 10 % (aim 5 %), USVT ≤ 2 %.
+1. The defense's fraction of an adversarial step (ResNet-18, PGD of 7 steps, fresh masks at each). Bars: nuclear
+   norm ≤ 10 % (aim 5 %), USVT ≤ 2 %.
+2. The speed of a training step as a fraction of the machine's matrix products. Bar: the compact network reaches
+   half of what ResNet-18 reaches.
+3. Pure ME-Net training over vanilla training, per image, with batches made ahead as in a run. Bars: 1.15 with
+   the compact network, 1.05 with ResNet-18.
+4. What an objective costs over standard training, and whether `torch.compile` helps.
+
+`python -m benchmarks.training --shapes MINUTES` trains networks of several shapes on CIFAR-10 by N-FGSM for the
+same processor time each, and compares their robust accuracy. It needs the dataset.
 """
 
+import argparse
+import math
 import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -13,34 +25,101 @@ import torch
 from sklearn.datasets import load_sample_images
 from torch import Tensor, nn
 
-from menet import models
+from menet import data, models
+from menet.attacks import PGD, ThreatModel
 from menet.distributed import Worker
+from menet.models.compact import Compact
+from menet.models.network import Architecture, Body, Network, average
+from menet.models.registry import initialize
+from menet.models.resnet import BasicBlock
 from menet.preprocessed import Preprocessed, rebuild
-from menet.training.building import build_optimizer, number_type
+from menet.training.batches import Batches, crop_and_flip, estimated_ahead
+from menet.training.building import averaged_copy, build_optimizer, number_type, update_average
 from menet.training.config import TrainingConfig, me_net
 from menet.training.loop import Step
 from menet.training.objectives import build_objective
-from menet.training.recipes import paper_cifar10
+from menet.training.recipes import cores_cifar10, paper_cifar10
+from menet.training.validation import accuracy
 
 BARS = {"nuclear-norm": 0.10, "usvt": 0.02}
 P = {"nuclear-norm": (0.4, 0.6), "usvt": (0.8, 1.0)}
+OVERHEAD = {"compact": 1.15, "resnet18": 1.05}
+SIDE = 1536
+"""Of the matrices whose product is the machine's peak."""
 
 
 def main(repeats: int = 3, batch: int = 32, model: str = "resnet18", steps: int = 7) -> None:
-    """Print each estimator's fraction of the step beside its bar."""
+    """Print every measurement beside its bar."""
     images, labels = _photographs(batch)
     print(f"training: {model}, adversarial step of PGD-{steps}, batches of {batch}")
     works = {name: _Watched(_config(name, model, steps, batch), images, labels) for name in BARS}
     bare = _Watched(_config(None, model, steps, batch), images, labels)
-    # In turn, so that whatever else the machine does falls on all of them alike.
-    for turn in range(repeats + 1):
-        for work in (bare, *works.values()):
-            work.step(keep=turn > 0)
+    _in_turn([bare, *works.values()], repeats)
     for name, work in works.items():
         fraction = median(inside / whole for inside, whole in zip(work.inside, work.whole, strict=True))
         missed = "" if fraction <= BARS[name] else "  MISSED"
         print(f"  {name + ', fraction of the step':<40} {fraction:6.1%} (bar {BARS[name]:.0%}){missed}")
         print(f"  {name + ', step / undefended step':<40} {median(work.whole) / median(bare.whole):5.2f} ×")
+    _throughput(repeats)
+    _overhead(repeats)
+    _objectives(repeats)
+
+
+def _throughput(repeats: int) -> None:
+    """Training steps of both networks against matrix products, in turn."""
+    print("training: speed of a standard step as a fraction of the speed of matrix products")
+    images, labels = _photographs(128)
+    config = replace(cores_cifar10(), label_smoothing=0.0, clip_gradient=None)
+    kind = number_type("auto", images.device)
+    a, b = torch.rand(2, SIDE, SIDE).to(kind)
+    works = {name: _Watched(replace(config, model=name), images, labels) for name in OVERHEAD}
+    products: list[float] = []
+    _in_turn(list(works.values()), repeats, lambda: products.append(_seconds(lambda: a @ b)))
+    peak = 2 * SIDE**3 / median(products)
+    reached = {}
+    for name, work in works.items():
+        # A backward pass through images and weights takes twice the operations of a forward pass.
+        rate = 3 * operations(models.build(name)) * len(images) / median(work.whole)
+        reached[name] = rate / peak
+        speed = len(images) / median(work.whole)
+        print(f"  {name:<40} {reached[name]:6.1%} of {peak / 1e9:.0f} GFLOP/s, {speed:.0f} images/s")
+    ratio = reached["compact"] / reached["resnet18"]
+    print(f"  {'compact / resnet18':<40} {ratio:5.2f} × (bar 0.50){'' if ratio >= 0.5 else '  MISSED'}")
+
+
+def _overhead(repeats: int, steps: int = 6) -> None:
+    """Pure ME-Net over vanilla, in epochs of a few steps with batches made ahead as in a run."""
+    print("training: pure ME-Net (nuclear norm) / vanilla, per image")
+    for model, bar in OVERHEAD.items():
+        size = 128 if model == "compact" else 32
+        pixels, labels = _photographs(size * steps)
+        dataset = data.Dataset(
+            "photographs", "train", pixels.mul(255).byte().contiguous(), labels, tuple("0123456789"),
+            (0.0,) * 3, (1.0,) * 3,
+        )  # fmt: skip
+        config = replace(cores_cifar10(), model=model, batch_size=size, validation=0)
+        runs = [_Epochs(config, dataset), _Epochs(replace(config, defense=me_net()), dataset)]
+        for turn in range(repeats + 1):
+            for run in runs:
+                run.epoch(keep=turn > 0)
+        ratio = median(runs[1].whole) / median(runs[0].whole)
+        print(f"  {model:<40} {ratio:5.2f} × (bar {bar}){'' if ratio <= bar else '  MISSED'}")
+
+
+def _objectives(repeats: int) -> None:
+    """Objectives over standard training, and `torch.compile` over none."""
+    print("training: compact, a step / a standard step")
+    images, labels = _photographs(128)
+    config = cores_cifar10()
+    works = {
+        name: _Watched(replace(config, objective=name), images, labels)
+        for name in ("standard", "n-fgsm", "adversarial")
+    }
+    compiled = _Watched(config, images, labels, compiled=True)
+    works["standard, torch.compile"] = compiled
+    _in_turn(list(works.values()), repeats)
+    for name, work in list(works.items())[1:]:
+        print(f"  {name:<40} {median(work.whole) / median(works['standard'].whole):5.2f} ×")
 
 
 def _config(estimator: str | None, model: str, steps: int, batch: int) -> TrainingConfig:
@@ -54,14 +133,15 @@ def _config(estimator: str | None, model: str, steps: int, batch: int) -> Traini
 class _Watched:
     """A training step with a clock around the defense's own work."""
 
-    def __init__(self, config: TrainingConfig, images: Tensor, labels: Tensor) -> None:
+    def __init__(self, config: TrainingConfig, images: Tensor, labels: Tensor, *, compiled: bool = False) -> None:
         network = models.build(config.model, generator=torch.Generator().manual_seed(0))
         network = network.to(memory_format=torch.channels_last)
         self.model: nn.Module = rebuild(network, config.defense).train()
         if isinstance(self.model, Preprocessed):
             self._watch(self.model)
         kind = number_type(config.precision, images.device)
-        self.module = Step(self.model, build_objective(config, Worker()), torch.Generator(), kind)
+        forward = torch.compile(self.model, dynamic=False) if compiled else self.model
+        self.module = Step(forward, build_objective(config, Worker()), torch.Generator(), kind)
         self.optimizer = build_optimizer(config, self.model)
         self.images, self.labels = images, labels
         self.inside: list[float] = []
@@ -90,6 +170,76 @@ class _Watched:
             self.inside.append(self._spent)
 
 
+class _Epochs:
+    """Epochs of standard training as the loop runs them: batches made ahead, a step on each."""
+
+    def __init__(self, config: TrainingConfig, dataset: data.Dataset) -> None:
+        self.batches = Batches(config, dataset, torch.arange(len(dataset)), torch.arange(0), None)
+        network = models.build(config.model, dataset, generator=torch.Generator().manual_seed(0))
+        self.model = rebuild(network.to(memory_format=torch.channels_last), config.defense).train()  # type: ignore[call-overload]
+        self.defense = estimated_ahead(config, self.model)
+        objective = build_objective(config, Worker(), estimated=self.defense is not None)
+        kind = number_type(config.precision, torch.device("cpu"))
+        self.step = Step(self.model, objective, torch.Generator(), kind)
+        self.optimizer = build_optimizer(config, self.model)
+        self.generators = {"augmentation": torch.Generator()}
+        if self.defense is not None:
+            self.generators["model"] = self.defense.generator
+        self.whole: list[float] = []
+
+    def epoch(self, *, keep: bool) -> None:
+        started = time.perf_counter()
+        with self.batches.ahead(0, 0, self.generators, Worker(), self.defense) as ready:
+            for images, labels in ready:
+                self.optimizer.zero_grad(set_to_none=True)
+                self.step(images, labels).loss.backward()
+                self.optimizer.step()
+        if keep:
+            self.whole.append(time.perf_counter() - started)
+
+
+def _in_turn(works: Sequence[_Watched], repeats: int, between: Callable[[], None] | None = None) -> None:
+    # In turn, so that whatever else the machine does falls on all of them alike.
+    for turn in range(repeats + 1):
+        for work in works:
+            work.step(keep=turn > 0)
+            if between is not None:
+                between()
+
+
+def _seconds(function: Callable[[], object], times: int = 3) -> float:
+    started = time.perf_counter()
+    for _ in range(times):
+        function()
+    return (time.perf_counter() - started) / times
+
+
+def operations(network: nn.Module, side: int = 32) -> int:
+    """Multiplications and additions of the convolutions and the head in a forward pass of one image."""
+    total = 0
+
+    def count(layer: nn.Module, inputs: object, output: Tensor) -> None:
+        nonlocal total
+        positions = output[0, 0].numel() if output.ndim == 4 else 1
+        total += 2 * layer.weight.numel() * positions  # type: ignore[operator, union-attr]
+
+    layers = [layer for layer in network.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
+    handles = [layer.register_forward_hook(count) for layer in layers]
+    with torch.no_grad(), _evaluating(network):
+        network(torch.rand(1, 3, side, side))
+    for handle in handles:
+        handle.remove()
+    return total
+
+
+@contextmanager
+def _evaluating(network: nn.Module) -> Iterator[None]:
+    was_training = network.training
+    network.eval()
+    yield
+    network.train(was_training)
+
+
 def _photographs(count: int) -> tuple[Tensor, Tensor]:
     # Real images: on noise the estimators would need more iterations than they ever do.
     generator = torch.Generator().manual_seed(0)
@@ -104,5 +254,115 @@ def _photographs(count: int) -> tuple[Tensor, Tensor]:
     return images, torch.randint(10, (count,), generator=generator)
 
 
+class _Convolution(nn.Sequential):
+    def __init__(self, inputs: int, outputs: int, size: int = 3, pool: bool = False) -> None:
+        layers: list[nn.Module] = [nn.Conv2d(inputs, outputs, size, padding=(size - 1) // 2, bias=False)]
+        layers += [nn.MaxPool2d(2)] if pool else []
+        super().__init__(*layers, nn.BatchNorm2d(outputs), nn.ReLU())
+
+
+class _Airbench(Body):
+    """The form of airbench94 (Jordan 2024): a 2×2 stem, three blocks of convolution, pooling, convolution."""
+
+    def __init__(self, channels: int, widths: Sequence[int] = (64, 256, 256)) -> None:
+        super().__init__()
+        layers, inputs = [_Convolution(channels, 24, 2)], 24
+        for width in widths:
+            layers += [_Convolution(inputs, width, pool=True), _Convolution(width, width)]
+            inputs = width
+        self.layers, self.width = nn.Sequential(*layers), inputs
+
+    def forward(self, images: Tensor) -> Tensor:
+        return average(self.layers(images))
+
+
+class _ResNet9(Body):
+    """The form of DAWNBench's ResNet-9: full resolution first, pooling between stages, two residual pairs."""
+
+    def __init__(self, channels: int, widths: Sequence[int] = (32, 64, 128, 256)) -> None:
+        super().__init__()
+        first, second, third, last = widths
+        self.layers = nn.Sequential(
+            _Convolution(channels, first),
+            _Convolution(first, second, pool=True),
+            BasicBlock(second, second, 1),
+            _Convolution(second, third, pool=True),
+            _Convolution(third, last, pool=True),
+            BasicBlock(last, last, 1),
+        )
+        self.width = last
+
+    def forward(self, images: Tensor) -> Tensor:
+        return average(self.layers(images))
+
+
+SHAPES: dict[str, Callable[[], Body]] = {
+    "strided stem, 96-192-384, 1 block": lambda: Compact(3),
+    "strided stem, 64-128-256, 1 block": lambda: Compact(3, widths=(64, 128, 256)),
+    "strided stem, 64-128-256, 2 blocks": lambda: Compact(3, widths=(64, 128, 256), blocks=2),
+    "airbench": lambda: _Airbench(3),
+    "ResNet-9": lambda: _ResNet9(3),
+}
+
+
+def compare_shapes(minutes: float, chosen: Sequence[str] = (), images: int = 1000) -> None:
+    """Train each shape by N-FGSM for `minutes` of processor time on one thread; print its accuracies.
+
+    Processor time, unlike the clock's, hardly depends on what else the machine does. The learning rate follows
+    one cycle over that time, and averaged weights are what is tested, under PGD of 10 steps.
+    """
+    torch.set_num_threads(1)
+    train_set, test_set = data.load("cifar10", "train"), data.load("cifar10", "test")
+    attack = PGD(threat=ThreatModel("linf", 8 / 255), steps=10, step_size=2 / 255, keep="last")
+    print(f"shapes: N-FGSM on CIFAR-10, {minutes:g} minutes of one core each, {images} test images")
+    for name in chosen or SHAPES:
+        body = SHAPES[name]()
+        architecture = Architecture(name, 3, 32, 10, train_set.mean, train_set.std)
+        network = Network(architecture, body)
+        initialize(network, torch.Generator().manual_seed(0))
+        network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        averaged, seen = _train_for(60 * minutes, network, train_set)
+        index = torch.arange(images)
+        clean = accuracy(averaged, test_set, index)
+        robust = accuracy(averaged, test_set, index, attack=attack)
+        print(
+            f"  {name:<40} {operations(network) / 1e9:.2f} GFLOP, {seen / len(train_set):5.2f} epochs, "
+            f"clean {clean:.1%}, PGD {robust:.1%}",
+            flush=True,
+        )
+
+
+def _train_for(seconds: float, network: nn.Module, dataset: data.Dataset) -> tuple[nn.Module, int]:
+    # The epochs of the configuration do not count: time ends the training.
+    config = replace(cores_cifar10(), objective="n-fgsm", ema=0.99)
+    step = Step(network.train(), build_objective(config, Worker()), torch.Generator(), torch.float32)
+    optimizer = build_optimizer(config, network)
+    averaged = averaged_copy(config, network)
+    assert averaged is not None
+    generator = torch.Generator().manual_seed(1)
+    started, number, order = time.process_time(), 0, torch.empty(0, dtype=torch.int64)
+    while (done := (time.process_time() - started) / seconds) < 1:
+        for group in optimizer.param_groups:
+            group["lr"] = config.learning_rate * min(done / 0.3 + 0.02, (1 - done) / 0.7, 1.0)
+        if len(order) < config.batch_size:
+            order = torch.randperm(len(dataset), generator=generator)
+        index, order = order[: config.batch_size], order[config.batch_size :]
+        images, labels = dataset.batch(index, lambda pixels: crop_and_flip(pixels, generator=generator))
+        optimizer.zero_grad(set_to_none=True)
+        step(images.contiguous(memory_format=torch.channels_last), labels).loss.backward()
+        nn.utils.clip_grad_norm_(network.parameters(), config.clip_gradient or math.inf)
+        optimizer.step()
+        number += 1
+        update_average(averaged, network, config.ema, number)
+    return averaged, number * config.batch_size
+
+
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--shapes", type=float, metavar="MINUTES", help="compare shapes for so long each")
+    parser.add_argument("--only", nargs="*", default=(), choices=tuple(SHAPES), help="of these shapes")
+    options = parser.parse_args()
+    if options.shapes:
+        compare_shapes(options.shapes, options.only)
+    else:
+        main()

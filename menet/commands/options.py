@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from menet import data
 
 Norm = Literal["linf", "l2"]
-Objective = Literal["standard", "adversarial", "trades"]
+Objective = Literal["standard", "adversarial", "n-fgsm", "trades"]
 Optimizer = Literal["sgd", "adamw"]
-Schedule = Literal["step", "one-cycle"]
+Schedule = Literal["step", "one-cycle", "cosine"]
 Precision = Literal["auto", "float32", "bfloat16"]
-Recipe = Literal["short", "paper"]
+Recipe = Literal["short", "cores", "paper"]
 
 
 def _registered(files: str, pattern: str) -> tuple[str, ...]:

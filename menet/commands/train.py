@@ -41,6 +41,7 @@ class Train:
       menet train digits                                          a LeNet, in a minute or two
       menet train digits --defense me-net                         the same behind ME-Net, p 0.4→0.6
       menet train mnist --defense me-net --p 0.2 0.4 --objective adversarial
+      menet train cifar10 --recipe cores --objective n-fgsm       robust training on two cores
       menet train cifar10 --recipe paper --defense me-net --estimator usvt
       menet train cifar10 --defense me-net --estimator mask-only  the ablation
       menet train digits --defense jpeg --settings '{"quality": 50}'
@@ -53,7 +54,8 @@ class Train:
     """The run folder. Default: runs/DATASET-DEFENSE-OBJECTIVE."""
 
     recipe: Recipe = "short"
-    """paper: Appendix B of the paper (200 epochs); short: minutes on two cores, with a one-cycle schedule."""
+    """short: minutes on two cores; cores: robust training within 2.5 hours on two cores (mnist: 1 hour);
+    paper: Appendix B of the paper (200 epochs)."""
 
     defense: Annotated[str, tyro.conf.arg(help=f"none, me-net, or a baseline: {', '.join(BASELINES)}.")] = "none"
 
@@ -75,7 +77,8 @@ class Train:
     """Further settings of the defense, as a JSON object."""
 
     objective: Objective = "standard"
-    """standard, adversarial (PGD at each step, fresh random draws) or trades."""
+    """standard, adversarial (PGD at each step, fresh random draws), n-fgsm (one step, a fraction of the cost) or
+    trades."""
 
     norm: Norm | None = None
     """Norm of the perturbation in adversarial training."""
@@ -92,8 +95,17 @@ class Train:
     eot: int | None = None
     """Random draws averaged in each of its gradients (EOT)."""
 
+    noise: float | None = None
+    """Noise of n-fgsm, in units of epsilon. Default: 2."""
+
+    epsilon_warm_up: float | None = None
+    """Fraction of the run in which the budget of the training attack rises from 0."""
+
     beta: float | None = None
     """Weight of the robust term of TRADES."""
+
+    label_smoothing: float | None = None
+    """Probability that targets spread over all classes."""
 
     model: Annotated[
         str | None, tyro.conf.arg(metavar="NAME", help=f"{', '.join(MODELS)}.", help_behavior_hint="")
@@ -112,13 +124,19 @@ class Train:
     """Peak learning rate."""
 
     schedule: Schedule | None = None
-    """Learning-rate schedule: step (divided by ten at the milestones) or one-cycle."""
+    """Learning-rate schedule: step (divided by ten at the milestones), one-cycle or cosine."""
 
     milestones: tuple[int, ...] | None = None
     """Epochs at which the step schedule divides the learning rate."""
 
     weight_decay: float | None = None
     """Weight decay."""
+
+    clip_gradient: float | None = None
+    """Largest l2 norm of the gradient over all weights."""
+
+    ema: float | None = None
+    """Decay of the moving average of the weights, which is then evaluated and saved; 0 is no averaging."""
 
     augmentation: bool | None = None
     """Random crops and flips."""
@@ -130,7 +148,10 @@ class Train:
     """Train on a random subset of this many images."""
 
     validation: int | None = None
-    """Training images held out to choose the best epoch."""
+    """Training images held out to choose the best epoch, and to detect catastrophic overfitting."""
+
+    guard: int | None = None
+    """Steps between checks for catastrophic overfitting; 0 for none. Default: 200."""
 
     seed: int | None = None
     """Random seed."""
@@ -176,7 +197,10 @@ class Train:
             "norm": self.norm,
             "steps": self.steps,
             "eot": self.eot,
+            "noise": self.noise,
+            "epsilon_warm_up": self.epsilon_warm_up,
             "beta": self.beta,
+            "label_smoothing": self.label_smoothing,
             "model": self.model,
             "epochs": self.epochs,
             "batch_size": self.batch_size,
@@ -185,10 +209,13 @@ class Train:
             "schedule": self.schedule,
             "milestones": self.milestones,
             "weight_decay": self.weight_decay,
+            "clip_gradient": self.clip_gradient,
+            "ema": self.ema,
             "augmentation": self.augmentation,
             "prepared": None if self.prepared is None else str(self.prepared),
             "limit": self.limit,
             "validation": self.validation,
+            "guard": self.guard,
             "seed": self.seed,
             "precision": self.precision,
         }
@@ -198,10 +225,11 @@ class Train:
             given["step_size"] = fraction(self.step_size)
             if given["step_size"] is None:
                 raise ConfigurationError(f"expected step_size > 0, such as 2/255, got {self.step_size!r}")
-        if self.schedule == "one-cycle" and self.milestones is None:
+        if self.schedule in ("one-cycle", "cosine") and self.milestones is None:
             given["milestones"] = ()
         given = {name: value for name, value in given.items() if value is not None}
-        return replace(recipe, objective=self.objective, defense=self.defense_settings(), **given)
+        config = replace(recipe, objective=self.objective, defense=self.defense_settings(), **given)
+        return config if self.epochs is not None else recipes.at_equal_time(config)
 
     def defense_settings(self) -> dict[str, Any]:
         """The chosen defense, as `TrainingConfig.defense` takes it."""

@@ -1,4 +1,4 @@
-"""The paper's networks, and a small one for two cores: images in [0,1] → logits, normalization inside."""
+"""The paper's networks, and two for a few cores: images in [0,1] → logits, normalization inside."""
 
 from menet.models import weights
 from menet.models.network import Architecture, Network, Normalize

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from menet.errors import ConfigurationError
+from menet.models.compact import Compact
 from menet.models.densenet import DenseNet
 from menet.models.lenet import LeNet
 from menet.models.network import Architecture, Body, Network
@@ -20,6 +21,7 @@ NETWORKS: dict[str, Callable[[int, int], Body]] = {
     "wide-resnet-28-10": lambda channels, side: WideResNet(channels, depth=28),
     "wide-resnet-34-10": lambda channels, side: WideResNet(channels, depth=34),
     "densenet121": lambda channels, side: DenseNet(channels),
+    "compact": lambda channels, side: Compact(channels, side),
     "small": lambda channels, side: Small(channels),
 }
 

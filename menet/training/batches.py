@@ -1,16 +1,20 @@
-"""Which images a run trains and validates on, in which order, and their augmentation."""
+"""Which images a run trains and validates on, in which order, their augmentation, and batches made ahead."""
 
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from jaxtyping import Float, Int, Shaped
-from torch import Tensor
+from torch import Tensor, nn
 
 from menet import data
 from menet.data import Dataset
 from menet.distributed import Worker
 from menet.errors import ConfigurationError
+from menet.preprocessed import Preprocessed
 from menet.seeding import Stream, stream
 from menet.training.config import TrainingConfig
 from menet.training.prepared import Prepared, open_prepared
@@ -87,9 +91,75 @@ class Batches:
             index if augmented else worker.part(index),
             (lambda pixels: worker.part(crop_and_flip(pixels, generator=generator))) if augmented else None,
         )
-        layout = torch.channels_last if self.config.channels_last else torch.contiguous_format
         labels = worker.part(labels) if augmented else labels
-        return images.to(worker.device, memory_format=layout), labels.to(worker.device)
+        return images.to(worker.device, memory_format=self.layout), labels.to(worker.device)
+
+    @property
+    def layout(self) -> torch.memory_format:
+        """The memory format of images."""
+        return torch.channels_last if self.config.channels_last else torch.contiguous_format
+
+    @contextmanager
+    def ahead(
+        self,
+        epoch: int,
+        first: int,
+        generators: Mapping[str, torch.Generator],
+        worker: Worker,
+        defense: Preprocessed | None = None,
+    ) -> Iterator[Iterator[tuple[Float[Tensor, "b c h w"], Int[Tensor, " b"]]]]:
+        """The batches of an epoch from `first` on, each made in a thread while the one before is trained on.
+
+        With a `defense` (see `estimated_ahead`) they are its estimates. The thread draws from copies of
+        `generators`, and each of these is set to the state it has after a batch when that batch is taken. So a
+        checkpoint holds what was used, whatever the thread has done since, and results do not depend on timing.
+        """
+        order = self.order(epoch)
+        copies = {name: torch.Generator().set_state(one.get_state()) for name, one in generators.items()}
+        view = None
+        if defense is not None:
+            view = defense.with_gradient(defense.gradient)
+            view.generator, view.training = copies["model"], True
+
+        def make(number: int) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+            images, labels = self.batch(order, number, copies["augmentation"], worker)
+            if view is not None:
+                with torch.no_grad():
+                    images = view.reconstruct(images).contiguous(memory_format=self.layout)
+            return images, labels, {name: one.get_state() for name, one in copies.items()}
+
+        def take(pool: ThreadPoolExecutor) -> Iterator[tuple[Tensor, Tensor]]:
+            waiting: Future[tuple[Tensor, Tensor, dict[str, Tensor]]] | None = None
+            for number in range(first, self.steps):
+                current = pool.submit(make, number) if waiting is None else waiting
+                images, labels, states = current.result()
+                waiting = pool.submit(make, number + 1) if number + 1 < self.steps else None
+                for name, state in states.items():
+                    generators[name].set_state(state)
+                yield images, labels
+
+        threads = torch.get_num_threads()
+        # One torch thread for the thread: the network has the others, and gives up little of one core for it.
+        pool = ThreadPoolExecutor(1, "menet-batches", torch.set_num_threads, (1,))
+        try:
+            pool.submit(torch.get_num_threads).result()
+            # Torch's thread count is per thread, but MKL's is per process: the initializer has changed it.
+            torch.set_num_threads(threads)
+            yield take(pool)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def estimated_ahead(config: TrainingConfig, model: nn.Module) -> Preprocessed | None:
+    """The defense of `model` if its estimates can be made ahead of a step, else None.
+
+    They cannot where an attack needs the defense itself, or where training changes the preprocessing.
+    """
+    if config.objective != "standard" or config.prepared is not None or not isinstance(model, Preprocessed):
+        return None
+    inside = {id(weight) for weight in model.classifier.parameters()}
+    learned = any(weight.requires_grad and id(weight) not in inside for weight in model.parameters())
+    return None if learned else model
 
 
 def crop_and_flip(

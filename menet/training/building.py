@@ -1,5 +1,6 @@
-"""From a configuration to a model, an optimizer and a precision."""
+"""From a configuration to a model, its averaged weights, an optimizer and a precision."""
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +66,30 @@ def build_optimizer(config: TrainingConfig, model: nn.Module) -> torch.optim.Opt
     return torch.optim.SGD(
         weights, config.learning_rate, momentum=config.momentum, weight_decay=config.weight_decay
     )
+
+
+def averaged_copy(config: TrainingConfig, model: nn.Module) -> nn.Module | None:
+    """A copy of `model` to hold the moving average of its weights; None without averaging."""
+    if not config.ema:
+        return None
+    return copy.deepcopy(model).requires_grad_(False)
+
+
+def update_average(averaged: nn.Module, model: nn.Module, decay: float, step: int) -> None:
+    """Move the averaged weights towards those of `model`, after training step `step` (from 1).
+
+    Batch-norm statistics are averaged with the weights. Recomputing them would take another pass over the data,
+    under attack where training is adversarial; the average follows the weights at no cost, and is the same
+    whenever a run is interrupted. The decay is min(decay, (1 + step) / (10 + step)): an average over the whole
+    run so far while that is shorter than the decay's own horizon.
+    """
+    decay = min(decay, (1 + step) / (10 + step))
+    with torch.no_grad():
+        ours, theirs = averaged.state_dict(), model.state_dict()
+        floating = [name for name, value in ours.items() if value.is_floating_point()]
+        torch._foreach_lerp_([ours[name] for name in floating], [theirs[name] for name in floating], 1 - decay)
+        for name in ours.keys() - set(floating):
+            ours[name].copy_(theirs[name])
 
 
 def number_type(precision: Precision, device: torch.device) -> torch.dtype:

@@ -1,7 +1,8 @@
 """Checkpoints and weights of a run: written atomically, verified when read, rebuilt into a model by their header.
 
-`last.safetensors` is a checkpoint, all that a run needs to resume: weights, the state of the optimizer and of
-every generator, progress, configuration, versions. `best.safetensors` holds the weights of the best epoch alone.
+`last.safetensors` is a checkpoint, all that a run needs to resume: weights, averaged weights, the state of the
+optimizer and of every generator, progress, configuration, versions. `best.safetensors` holds the weights of the
+best epoch alone, averaged if the run averages.
 Both carry a digest of their content. A file may come from a stranger: reading one runs no code, and its sizes are
 compared with its tensors before anything is allocated.
 """
@@ -51,6 +52,12 @@ class Progress:
     seen: int = 0
     best: float | None = None
     """The highest validation score of an epoch so far."""
+    robust: float | None = None
+    """The highest robust accuracy in a check for catastrophic overfitting so far."""
+    fgsm: float | None = None
+    """The accuracy under FGSM in the last check that the run passed."""
+    fallbacks: int = 0
+    """How often the run fell back to its last good weights."""
 
     def next_epoch(self) -> None:
         """Begin the next epoch."""
@@ -66,6 +73,15 @@ class TrainState:
     generators: Mapping[str, torch.Generator]
     """The loop's own and, under `model`, the defense's."""
     progress: Progress = field(default_factory=Progress)
+    averaged: nn.Module | None = None
+    """The model with the moving average of its weights, where the run averages them."""
+    good: dict[str, Tensor] = field(default_factory=dict)
+    """The weights of `judged` at the last check for catastrophic overfitting that the run passed."""
+
+    @property
+    def judged(self) -> nn.Module:
+        """The model that is validated, saved and tested: the averaged one if there is one."""
+        return self.model if self.averaged is None else self.averaged
 
 
 @dataclass(frozen=True)
@@ -92,8 +108,12 @@ class Checkpoint:
 def save_checkpoint(path: Path, config: TrainingConfig, state: TrainState) -> None:
     """Write a checkpoint atomically; refuse weights that are not finite."""
     progress = state.progress
-    model = _finite_weights(state.model, f"epoch {progress.epoch + 1}, step {progress.step}")
-    tensors = {f"model.{name}": value for name, value in model.items()}
+    where = f"epoch {progress.epoch + 1}, step {progress.step}"
+    tensors = {f"model.{name}": value for name, value in _finite_weights(state.model, where).items()}
+    if state.averaged is not None:
+        averaged = _finite_weights(state.averaged, where)
+        tensors.update({f"averaged.{name}": value for name, value in averaged.items()})
+    tensors.update({f"good.{name}": value for name, value in state.good.items()})
     for key, values in state.optimizer.state_dict()["state"].items():
         for name, value in values.items():
             if value is not None:
@@ -133,13 +153,14 @@ def read_checkpoint(path: Path, config: TrainingConfig) -> Checkpoint:
 def load_model(path: str | os.PathLike[str]) -> nn.Module:
     """The network and its defense from a run folder or weights file, in evaluation mode on the CPU.
 
-    From a run folder it is the model of the best epoch. The file alone is enough: its header says which network
-    and which defense it holds. Reading runs no code from the file. A random defense is seeded afresh by the
-    operating system: models loaded from one file do not replay each other's draws.
+    From a run folder it is the model of the best epoch; from a checkpoint the averaged one, if it has one. The
+    file alone is enough: its header says which network and which defense it holds. Reading runs no code from the
+    file. A random defense is seeded afresh by the operating system: models loaded from one file do not replay
+    each other's draws.
     """
     file = weights_file(Path(path))
     tensors, header = load_verified(file)
-    state = model_tensors(tensors)
+    state = model_tensors(tensors, "averaged") or model_tensors(tensors)
     try:
         _check_fit(header, state)
         network = construct(architecture_in(header), torch.Generator())
@@ -207,11 +228,11 @@ def content_digest(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> 
     return digest.hexdigest()
 
 
-def model_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The model's own tensors, of a checkpoint or of a file of weights."""
-    prefix = "model."
+def model_tensors(tensors: Mapping[str, Tensor], kind: str = "model") -> dict[str, Tensor]:
+    """The model's own tensors, of a checkpoint or of a file of weights; of another `kind`, those or none."""
+    prefix = f"{kind}."
     inner = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-    return inner or dict(tensors)
+    return inner if inner or kind != "model" else dict(tensors)
 
 
 def _check_fit(header: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
@@ -259,6 +280,12 @@ def _fill(model: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 def _restore(state: TrainState, tensors: Mapping[str, Tensor], progress: Mapping[str, Any]) -> None:
     _fill(state.model, model_tensors(tensors))
+    if state.averaged is not None:
+        _fill(state.averaged, model_tensors(tensors, "averaged"))
+    good = model_tensors(tensors, "good")
+    if good:
+        _check_same_tensors(state.model, good)
+        state.good.update(good)
     moments: dict[int, dict[str, Tensor]] = {}
     for name, value in tensors.items():
         kind, _, rest = name.partition(".")

@@ -13,9 +13,9 @@ from menet.errors import ConfigurationError
 from menet.models import NETWORKS
 from menet.preprocessed import describe, rebuild
 
-Objective = Literal["standard", "adversarial", "trades"]
+Objective = Literal["standard", "adversarial", "n-fgsm", "trades"]
 Optimizer = Literal["sgd", "adamw"]
-Schedule = Literal["step", "one-cycle"]
+Schedule = Literal["step", "one-cycle", "cosine"]
 Precision = Literal["auto", "float32", "bfloat16"]
 Norm = Literal["linf", "l2"]
 
@@ -44,12 +44,18 @@ class TrainingConfig:
     norm: Norm = "linf"
     epsilon: float = 0.3
     steps: int = 10
-    """PGD steps of the training attack, from a random start in the ε-ball."""
+    """PGD steps of the training attack, from a random start in the ε-ball; with `n-fgsm`, of validation alone."""
     step_size: float = 0.075
     eot: int = 1
     """Random draws of the defense averaged in each gradient of the attack."""
+    noise: float = 2.0
+    """Half-width of N-FGSM's noise in units of `epsilon`; 0 is FGSM, which overfits catastrophically."""
+    epsilon_warm_up: float = 0.0
+    """Fraction of the run in which the budget of the training attack rises linearly from 0 to `epsilon`."""
     beta: float = 6.0
     """Weight of the robust term of TRADES."""
+    label_smoothing: float = 0.0
+    """Probability that the targets of cross-entropy spread evenly over all classes; attacks use hard labels."""
 
     epochs: int = 10
     batch_size: int = 128
@@ -58,10 +64,17 @@ class TrainingConfig:
     learning_rate: float = 0.05
     """The peak learning rate."""
     schedule: Schedule = "one-cycle"
+    """`step` divides by ten at the milestones, `one-cycle` rises and falls, `cosine` falls from the start."""
     milestones: tuple[int, ...] = ()
     """Epochs after which the step schedule divides the learning rate by ten."""
     momentum: float = 0.9
     weight_decay: float = 1e-4
+    clip_gradient: float | None = None
+    """Scale gradients down to this l2 norm over all weights; None leaves them as they are."""
+    ema: float = 0.0
+    """Decay of the exponential moving average of the weights, which is then what is validated, saved and tested.
+
+    0 is no averaging. Early in a run the decay is lower, so that the initial weights are soon forgotten."""
     augmentation: bool = False
     """Pad by 4, random crop, random horizontal flip."""
 
@@ -71,6 +84,10 @@ class TrainingConfig:
     """Train on a random subset of this many images; all if None."""
     validation: int = 0
     """Training images held out to select the best epoch. With 0 the last epoch is the best."""
+    guard: int = 200
+    """Steps between checks for catastrophic overfitting, on validation images; 0 for none.
+
+    Standard training and runs without validation images are not checked."""
     seed: int = 0
     precision: Precision = "auto"
     """`auto` is bfloat16 on processors with bfloat16 instructions, else float32."""
@@ -95,6 +112,7 @@ class TrainingConfig:
             ("steps", 1),
             ("eot", 1),
             ("validation", 0),
+            ("guard", 0),
             ("seed", 0),
         ):
             _check_integer(name, getattr(self, name), least)
@@ -102,13 +120,20 @@ class TrainingConfig:
             _check_integer("limit", self.limit, 1)
         for name in ("learning_rate", "step_size"):
             _check_number(name, getattr(self, name), positive=True)
-        for name in ("epsilon", "beta", "weight_decay", "momentum"):
+        if self.clip_gradient is not None:
+            _check_number("clip_gradient", self.clip_gradient, positive=True)
+        for name in ("epsilon", "beta", "weight_decay", "momentum", "noise"):
             _check_number(name, getattr(self, name), positive=False)
-        if self.momentum >= 1:
-            raise ConfigurationError(f"expected momentum < 1, got {self.momentum}")
-        if self.schedule == "one-cycle" and self.milestones:
+        for name in ("label_smoothing", "ema", "epsilon_warm_up"):
+            _check_number(name, getattr(self, name), positive=False)
+        for name in ("momentum", "label_smoothing", "ema"):
+            if getattr(self, name) >= 1:
+                raise ConfigurationError(f"expected {name} < 1, got {getattr(self, name)}")
+        if self.epsilon_warm_up > 1:
+            raise ConfigurationError(f"expected epsilon_warm_up <= 1, got {self.epsilon_warm_up}")
+        if self.schedule != "step" and self.milestones:
             raise ConfigurationError(
-                f"expected no milestones with schedule 'one-cycle', got {self.milestones}; "
+                f"expected no milestones with schedule {self.schedule!r}, got {self.milestones}; "
                 "use schedule 'step', or leave them out"
             )
         if list(self.milestones) != sorted(set(self.milestones)) or min(self.milestones, default=1) < 1:
@@ -166,15 +191,24 @@ def learning_rate_at(config: TrainingConfig, step: int, steps_per_epoch: int) ->
     """The learning rate of a step, counted from 0 over the whole run.
 
     `step` divides by ten at each milestone (the paper's schedule); `one-cycle` rises to the configured learning
-    rate and falls from there, both along a cosine (Smith 2018).
+    rate and falls from there, both along a cosine (Smith 2018); `cosine` falls from the configured learning rate
+    to zero (Loshchilov & Hutter 2017, without restarts).
     """
     if config.schedule == "step":
         passed = sum(step // steps_per_epoch >= milestone for milestone in config.milestones)
         return config.learning_rate * 0.1**passed
     done = step / max(1, config.epochs * steps_per_epoch - 1)
+    if config.schedule == "cosine":
+        return config.learning_rate * _cosine(1.0, 0.0, done)
     if done < WARM_UP:
         return config.learning_rate * _cosine(START, 1.0, done / WARM_UP)
     return config.learning_rate * _cosine(1.0, END, (done - WARM_UP) / (1 - WARM_UP))
+
+
+def attack_strength_at(config: TrainingConfig, step: int, steps_per_epoch: int) -> float:
+    """The fraction of `epsilon` that the training attack of a step has, counted from 0 over the whole run."""
+    rising = config.epsilon_warm_up * config.epochs * steps_per_epoch
+    return 1.0 if step >= rising else (step + 1) / (rising + 1)
 
 
 def me_net(

@@ -1,14 +1,16 @@
-"""The log of a run: JSON Lines always, TensorBoard where it is installed."""
+"""The log of a run: JSON Lines always, a picture of its curves and TensorBoard where those are installed."""
 
 import importlib.util
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 from menet.errors import TrainingError
-from menet.files import write_atomically
+from menet.files import replacing, write_atomically
 
 NAME = "log.jsonl"
+CURVES = "curves.png"
 
 
 class Log:
@@ -61,6 +63,60 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
         if isinstance(row, dict) and isinstance(row.get("kind"), str) and isinstance(row.get("step"), int):
             rows.append(row)
     return rows
+
+
+def draw_curves(folder: Path) -> bool:
+    """Draw a run's log to `curves.png`; False where matplotlib is missing.
+
+    Above, the accuracies by epoch, and in between those of the checks for catastrophic overfitting; below, loss
+    and learning rate.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        return False
+    from matplotlib.figure import Figure
+
+    rows = read_log(folder)
+    figure = Figure(figsize=(7, 6), layout="constrained", facecolor="white")
+    above, below = figure.subplots(2, 1, sharex=True)
+    for kind, name, label, style in (
+        ("epoch", "accuracy", "training", "C7-"),
+        ("epoch", "validation", "validation, clean", "C0o-"),
+        ("epoch", "validation_attacked", "validation, robust", "C3o-"),
+        ("guard", "pgd", "check, PGD", "C3:"),
+        ("guard", "fgsm", "check, FGSM", "C1:"),
+    ):
+        steps, values = _curve(rows, kind, name)
+        if steps:
+            above.plot(steps, values, style, label=label, markersize=4)
+    for row in rows:
+        if row["kind"] == "guard" and row.get("fell_back"):
+            above.axvline(row["step"], color="C3", linewidth=1)
+    below.plot(*_curve(rows, "step", "loss"), "C7-", linewidth=0.7, label="loss of a batch")
+    below.plot(*_curve(rows, "epoch", "loss"), "C0o-", markersize=4, label="loss, mean of an epoch")
+    rates = below.twinx()
+    rates.plot(*_curve(rows, "step", "learning_rate"), "C2--", linewidth=1)
+    rates.set_ylabel("learning rate", color="C2")
+    above.set_ylabel("accuracy")
+    below.set(xlabel="step", ylabel="loss")
+    for axes in (above, below):
+        axes.grid(alpha=0.3)
+        if axes.lines:
+            axes.legend(fontsize=8)
+    try:
+        with replacing(folder / CURVES) as temporary:
+            figure.savefig(temporary, format="png", dpi=110)
+    except OSError as error:
+        raise TrainingError(f"cannot write {folder / CURVES}: {error.strerror}") from error
+    return True
+
+
+def _curve(rows: list[dict[str, Any]], kind: str, name: str) -> tuple[list[int], list[float]]:
+    points = [
+        (row["step"], row[name])
+        for row in rows
+        if row["kind"] == kind and isinstance(row.get(name), int | float) and math.isfinite(row[name])
+    ]
+    return [step for step, _ in points], [value for _, value in points]
 
 
 def _tensorboard(folder: Path) -> Any:

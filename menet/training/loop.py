@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,17 @@ from menet.distributed import Worker, joined
 from menet.errors import AttackError, ConfigurationError, TrainingError
 from menet.files import locked, write_atomically
 from menet.preprocessed import Preprocessed
-from menet.progress import Reporter, reporting
+from menet.progress import Reporter, format_duration, reporting
 from menet.seeding import Stream, stream
-from menet.training.batches import Batches
-from menet.training.building import autocast, build_model, build_optimizer, number_type
+from menet.training.batches import Batches, estimated_ahead
+from menet.training.building import (
+    autocast,
+    averaged_copy,
+    build_model,
+    build_optimizer,
+    number_type,
+    update_average,
+)
 from menet.training.checkpoint import (
     BEST,
     LAST,
@@ -33,10 +40,10 @@ from menet.training.checkpoint import (
     save_checkpoint,
     save_weights,
 )
-from menet.training.config import TrainingConfig, learning_rate_at
-from menet.training.log import Log, read_log
-from menet.training.objectives import BatchLoss, LossAndLogits, build_objective, training_attack
-from menet.training.score import accuracy
+from menet.training.config import TrainingConfig, attack_strength_at, learning_rate_at
+from menet.training.log import CURVES, Log, draw_curves, read_log
+from menet.training.objectives import BatchLoss, LossAndLogits, build_objective, training_attack, weakened
+from menet.training.validation import accuracy, check
 
 
 @dataclass(frozen=True)
@@ -73,6 +80,23 @@ class TrainingResult:
         return str(self.folder)
 
 
+SECONDS_BETWEEN_PICTURES = 30.0
+
+
+@dataclass
+class Clock:
+    """What a run's speed is computed from, since it was started or resumed."""
+
+    first_step: int
+    started: float = field(default_factory=time.monotonic)
+    drawn: float = -math.inf
+    """When the curves were drawn last."""
+
+    def speed(self, step: int) -> float:
+        """Steps per second, validation and checks included."""
+        return (step - self.first_step) / max(time.monotonic() - self.started, 1e-9)
+
+
 @dataclass(frozen=True)
 class Run:
     """A run in progress, as one of its processes sees it."""
@@ -88,15 +112,27 @@ class Run:
     saving: Saving
     log: Log | None
     """On the first process only, which is the one that writes."""
+    clock: Clock
 
     @property
     def step(self) -> int:
         """Steps done since the beginning of the run."""
         return self.state.progress.epoch * self.batches.steps + self.state.progress.step
 
+    @property
+    def pace(self) -> dict[str, str]:
+        """Images per second and the time left, for people."""
+        speed = self.clock.speed(self.step)
+        if not speed:
+            return {}
+        left = format_duration((self.config.epochs * self.batches.steps - self.step) / speed)
+        return {"images/s": f"{speed * self.config.batch_size:.3g}", "run": f"{left} left"}
+
 
 class Step(nn.Module):
     """The forward pass of one training step, attack included: images and labels → loss and logits.
+
+    `strength` is the fraction of the attack's budget, below 1 while the budget warms up.
 
     It is a module so that `DistributedDataParallel` sees one forward pass per step for every objective.
     """
@@ -107,9 +143,9 @@ class Step(nn.Module):
         super().__init__()
         self.model, self.objective, self.generator, self.precision = model, objective, generator, precision
 
-    def forward(self, images: Tensor, labels: Tensor) -> LossAndLogits:
+    def forward(self, images: Tensor, labels: Tensor, strength: float = 1.0) -> LossAndLogits:
         with autocast(self.precision, images.device):
-            return self.objective(self.model, images, labels, self.generator)
+            return weakened(self.objective, strength)(self.model, images, labels, self.generator)
 
 
 def train(
@@ -121,10 +157,10 @@ def train(
 ) -> TrainingResult:
     """Train by `config` in a run folder, or resume the run that is there; return the test accuracy.
 
-    The folder gets `config.json`, `log.jsonl`, `last.safetensors` (the checkpoint) and `best.safetensors` (the
-    weights of the best epoch), and is locked while the run lasts. A run that was killed resumes from its last
-    checkpoint, and on a CPU with the same number of threads ends in the same bits. Under `torchrun` all processes
-    train one model together, in a folder that all of them see. `root` holds the datasets.
+    The folder gets `config.json`, `log.jsonl`, `last.safetensors` (the checkpoint), `best.safetensors` (the
+    weights of the best epoch) and `curves.png`, and is locked while the run lasts. A run that was killed resumes
+    from its last checkpoint, and on a CPU with the same number of threads ends in the same bits. Under `torchrun`
+    all processes train one model together, in a folder that all of them see. `root` holds the datasets.
     """
     with joined() as worker:
         batches = Batches.of(config, None if root is None else Path(root), worker.world)
@@ -133,7 +169,9 @@ def train(
             while run.state.progress.epoch < config.epochs:
                 _epoch(run)
                 _finish_epoch(run, _validate(run))
-            return _test(run, test_set)
+            result = _test(run, test_set)
+            _draw(run, last=True)
+            return result
 
 
 @contextmanager
@@ -154,37 +192,44 @@ def _started(
         }
         if isinstance(model, Preprocessed):
             generators["model"] = model.generator
-        state = TrainState(model, build_optimizer(config, model), generators)
+        optimizer = build_optimizer(config, model)
+        state = TrainState(model, optimizer, generators, averaged=averaged_copy(config, model))
         if checkpoint is not None:
             checkpoint.restore(state)
         log = None
+        step = state.progress.epoch * batches.steps + state.progress.step
         if worker.first:
-            step = state.progress.epoch * batches.steps + state.progress.step
             log = _open_log(folder, config, step, resumed=checkpoint is not None)
             stack.callback(log.close)
         # No process may write the next checkpoint before all have read this one.
         worker.wait()
         precision = number_type(config.precision, worker.device)
-        forward = Step(model, build_objective(config, worker), generators["attack"], precision)
-        yield Run(config, folder, worker, batches, state, worker.parallel(forward), precision, saving, log)
+        objective = build_objective(config, worker, estimated=estimated_ahead(config, model) is not None)
+        forward = worker.parallel(Step(model, objective, generators["attack"], precision))
+        yield Run(config, folder, worker, batches, state, forward, precision, saving, log, Clock(step))
 
 
 def _epoch(run: Run) -> None:
     """Train from where the epoch stands to its end, with checkpoints on the way."""
     config, batches, state, progress = run.config, run.batches, run.state, run.state.progress
-    order = batches.order(progress.epoch)
+    defense = estimated_ahead(config, state.model)
+    names = ("augmentation",) if defense is None else ("augmentation", "model")
+    drawn_from = {name: state.generators[name] for name in names}
     state.model.train()
     saved = time.monotonic()
-    with _reporting(f"epoch {progress.epoch + 1} of {config.epochs}", batches.steps, run.worker) as reporter:
+    with (
+        _reporting(f"epoch {progress.epoch + 1} of {config.epochs}", batches.steps, run.worker) as reporter,
+        batches.ahead(progress.epoch, progress.step, drawn_from, run.worker, defense) as ready,
+    ):
         reporter.advance(progress.step)
-        while progress.step < batches.steps:
+        for images, labels in ready:
             learning_rate = learning_rate_at(config, run.step, batches.steps)
             for group in state.optimizer.param_groups:
                 group["lr"] = learning_rate
 
-            images, labels = batches.batch(order, progress.step, state.generators["augmentation"], run.worker)
+            strength = attack_strength_at(config, run.step, batches.steps)
             try:
-                loss, logits = run.forward(images, labels)
+                loss, logits = run.forward(images, labels, strength)
             except AttackError as error:
                 raise TrainingError(f"{_where(progress)}: {error}; the last good checkpoint is kept") from error
             mean_loss, correct = _over_workers(run.worker, loss, (logits.argmax(1) == labels).sum())
@@ -195,15 +240,20 @@ def _epoch(run: Run) -> None:
                 )
             state.optimizer.zero_grad(set_to_none=True)
             loss.backward()
+            if config.clip_gradient is not None:
+                nn.utils.clip_grad_norm_(state.model.parameters(), config.clip_gradient)
             state.optimizer.step()
-
             progress.step += 1
+            if state.averaged is not None:
+                update_average(state.averaged, state.model, config.ema, run.step)
+
             progress.loss += mean_loss * config.batch_size
             progress.correct += correct
             progress.seen += config.batch_size
-            reporter.advance(
-                loss=progress.loss / progress.seen, accuracy=f"{progress.correct / progress.seen:.2%}"
-            )
+            if _guarded(run) and run.step % config.guard == 0:
+                _guard(run)
+            shown: dict[str, Any] = {"accuracy": f"{progress.correct / progress.seen:.2%}", **run.pace}
+            reporter.advance(loss=progress.loss / progress.seen, **shown)
             if run.log is None:
                 continue
             if run.step % run.saving.log_steps == 0:
@@ -219,17 +269,64 @@ def _epoch(run: Run) -> None:
                 saved = time.monotonic()
 
 
+def _guarded(run: Run) -> bool:
+    """Whether the run is checked for catastrophic overfitting."""
+    return run.config.guard > 0 and run.config.objective != "standard" and len(run.batches.held_out) > 0
+
+
+def _guard(run: Run) -> None:
+    """Check the model in training; where it overfits catastrophically, fall back to the last good weights.
+
+    They are averaged if the run averages. The optimizer begins anew: its momentum led to the collapse. The
+    schedule goes on, so that the learning rate at which it happened passes.
+    """
+    config, state, progress = run.config, run.state, run.state.progress
+    common: dict[str, Any] = {"seed": config.seed, "worker": run.worker, "precision": run.precision}
+    now = check(state.model, run.batches.dataset, run.batches.held_out, training_attack(config), **common)
+    overfitted = now.overfitted(progress)
+    if overfitted:
+        for model in {state.model, state.judged}:
+            model.load_state_dict(state.good)
+        state.optimizer.state.clear()
+        progress.fallbacks += 1
+    elif now.good(progress):
+        state.good.update({name: value.clone() for name, value in state.judged.state_dict().items()})
+        progress.robust = max(now.pgd, progress.robust or 0.0)
+        progress.fgsm = now.fgsm
+    if run.log is None:
+        return
+    run.log.write("guard", run.step, pgd=now.pgd, fgsm=now.fgsm, fell_back=overfitted)
+    if overfitted:
+        print(
+            f"catastrophic overfitting at {_where(progress)}: robust accuracy {now.pgd:.1%} (highest "
+            f"{progress.robust:.1%}), under FGSM {now.fgsm:.1%}; fell back to the last good weights (if this "
+            "repeats, use more noise, a lower learning rate, or objective 'adversarial')",
+            file=sys.stderr,
+        )
+
+
+def _draw(run: Run, *, last: bool = False) -> None:
+    """Draw the curves, where they can be drawn and have not been a moment ago."""
+    clock = run.clock
+    if run.log is None or not (last or time.monotonic() - clock.drawn > SECONDS_BETWEEN_PICTURES):
+        return
+    if not draw_curves(run.folder) and clock.drawn < 0:
+        print(f"no {CURVES} without matplotlib; install it with: pip install 'menet[report]'", file=sys.stderr)
+    clock.drawn = time.monotonic()
+
+
 def _validate(run: Run) -> dict[str, float]:
     """The epoch's accuracy on the validation images; the robust accuracy too where training is adversarial."""
     batches = run.batches
     if not len(batches.held_out):
         return {}
     common: dict[str, Any] = {"seed": run.config.seed, "worker": run.worker, "precision": run.precision}
-    scores = {"validation": accuracy(run.state.model, batches.dataset, batches.held_out, **common)}
+    model = run.state.judged
+    scores = {"validation": accuracy(model, batches.dataset, batches.held_out, **common)}
     if run.config.objective != "standard":
         attack = training_attack(run.config)
         scores["validation_attacked"] = accuracy(
-            run.state.model, batches.dataset, batches.held_out, attack=attack, **common
+            model, batches.dataset, batches.held_out, attack=attack, **common
         )
     return scores
 
@@ -252,10 +349,12 @@ def _finish_epoch(run: Run, scores: dict[str, float]) -> None:
     if run.log is None:
         return
     if best:
-        save_weights(run.folder / BEST, run.config, run.state.model, {"epoch": epoch, **scores})
+        save_weights(run.folder / BEST, run.config, run.state.judged, {"epoch": epoch, **scores})
     run.log.write("epoch", run.step, epoch=epoch, loss=loss, accuracy=train_accuracy, best=best, **scores)
     save_checkpoint(run.folder / LAST, run.config, run.state)
+    _draw(run)
     told = "".join(f", {name.replace('_', ' ')} {value:.2%}" for name, value in scores.items())
+    told += "".join(f", {name} {value}" for name, value in run.pace.items())
     print(
         f"epoch {epoch} of {run.config.epochs}: loss {loss:.4f}, accuracy {train_accuracy:.2%}{told}",
         file=sys.stderr,
@@ -272,9 +371,9 @@ def _test(run: Run, test_set: data.Dataset) -> TrainingResult:
                 known[0], known[1] = row["epoch"], row["accuracy"]
     epoch, test_accuracy = run.worker.total(known).tolist()
     if not epoch:
-        epoch = load_weights(run.folder / BEST, run.state.model)["epoch"]
+        epoch = load_weights(run.folder / BEST, run.state.judged)["epoch"]
         test_accuracy = accuracy(
-            run.state.model, test_set, seed=run.config.seed, worker=run.worker, precision=run.precision
+            run.state.judged, test_set, seed=run.config.seed, worker=run.worker, precision=run.precision
         )
         if run.log is not None:
             run.log.write("test", run.step, epoch=epoch, accuracy=test_accuracy, images=len(test_set))

@@ -1,4 +1,5 @@
-"""Training objectives: standard, adversarial (Madry et al. 2018) and TRADES (Zhang et al. 2019).
+"""Training objectives: standard, adversarial (Madry et al. 2018), N-FGSM (de Jorge et al. 2022) and TRADES
+(Zhang et al. 2019).
 
 Each is a small callable from a batch to its loss. How gradients pass the defense during the attack is the
 defense's own setting.
@@ -15,7 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from menet.attacks import PGD, ThreatModel
-from menet.attacks.eot import MAX_BATCH
+from menet.attacks.base import Queries
+from menet.attacks.eot import MAX_BATCH, ExpectedLoss
+from menet.attacks.losses import CROSS_ENTROPY
 from menet.distributed import Worker
 from menet.preprocessed import Preprocessed
 from menet.training.config import TrainingConfig
@@ -30,9 +33,10 @@ class LossAndLogits(NamedTuple):
 
 @dataclass(frozen=True)
 class Standard:
-    """Cross-entropy on clean images. Images of a prepared set are estimates already and skip the defense."""
+    """Cross-entropy on clean images. Those that are `prepared` are estimates already and skip the defense."""
 
     prepared: bool = False
+    label_smoothing: float = 0.0
 
     def __call__(
         self,
@@ -44,7 +48,7 @@ class Standard:
         if self.prepared and isinstance(model, Preprocessed):
             model = model.classifier
         logits = model(images)
-        return LossAndLogits(functional.cross_entropy(logits, labels), logits)
+        return LossAndLogits(smoothed_cross_entropy(logits, labels, self.label_smoothing), logits)
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,7 @@ class Adversarial:
     """Cross-entropy on adversarial examples alone (Madry et al. 2018), with fresh draws at each attack step."""
 
     attack: PGD
+    label_smoothing: float = 0.0
 
     def __call__(
         self,
@@ -63,7 +68,41 @@ class Adversarial:
         with frozen_batchnorm(model):
             attacked = self.attack(model, images, labels, generator=generator).images
         logits = model(attacked)
-        return LossAndLogits(functional.cross_entropy(logits, labels), logits)
+        return LossAndLogits(smoothed_cross_entropy(logits, labels, self.label_smoothing), logits)
+
+
+@dataclass(frozen=True)
+class NFGSM:
+    """Cross-entropy at one gradient step of ε from a noisy image (N-FGSM, de Jorge et al. 2022).
+
+    The noise is uniform in the ball of `noise`·ε, and the perturbation is not projected back into the ε-ball:
+    pixels are clipped to their range and nothing else. That is what keeps a single step from catastrophic
+    overfitting, at two forward and two backward passes per step. Of `attack` only the threat model, the number
+    of draws per gradient and the largest batch are used.
+    """
+
+    attack: PGD
+    label_smoothing: float = 0.0
+    noise: float = 2.0
+
+    def __call__(
+        self,
+        model: nn.Module,
+        images: Float[Tensor, "b c h w"],
+        labels: Int[Tensor, " b"],
+        generator: torch.Generator,
+    ) -> LossAndLogits:
+        threat = self.attack.threat
+        noisy = replace(threat, epsilon=self.noise * threat.epsilon).random_start(images, generator)
+        with frozen_batchnorm(model):
+            queries = Queries(model, labels)
+            expected = ExpectedLoss(
+                queries, CROSS_ENTROPY, labels, draws=self.attack.eot or 1, max_batch=self.attack.max_batch
+            )
+            _, gradient = expected.gradient(noisy)
+        moved = torch.add(noisy, threat.direction(gradient), alpha=threat.epsilon)
+        logits = model(moved.clamp(threat.low, threat.high))
+        return LossAndLogits(smoothed_cross_entropy(logits, labels, self.label_smoothing), logits)
 
 
 @dataclass(frozen=True)
@@ -76,6 +115,7 @@ class Trades:
 
     attack: PGD
     beta: float
+    label_smoothing: float = 0.0
 
     def __call__(
         self,
@@ -96,10 +136,11 @@ class Trades:
         divergence = functional.kl_div(
             adversarial.log_softmax(-1), clean.log_softmax(-1), reduction="batchmean", log_target=True
         )
-        return LossAndLogits(functional.cross_entropy(clean, labels) + self.beta * divergence, adversarial)
+        cross_entropy = smoothed_cross_entropy(clean, labels, self.label_smoothing)
+        return LossAndLogits(cross_entropy + self.beta * divergence, adversarial)
 
 
-BatchLoss = Standard | Adversarial | Trades
+BatchLoss = Standard | Adversarial | NFGSM | Trades
 """An objective: (model, images, labels, generator) → loss and logits."""
 
 
@@ -142,13 +183,34 @@ def training_attack(config: TrainingConfig, worker: Worker | None = None) -> PGD
     )
 
 
-def build_objective(config: TrainingConfig, worker: Worker) -> BatchLoss:
-    """The objective of a configuration."""
-    if config.objective == "adversarial":
-        return Adversarial(training_attack(config, worker))
+def build_objective(config: TrainingConfig, worker: Worker, *, estimated: bool = False) -> BatchLoss:
+    """The objective of a configuration; `estimated` if its images are estimates already."""
+    smoothing = config.label_smoothing
+    if config.objective == "standard":
+        return Standard(estimated or config.prepared is not None, smoothing)
+    attack = training_attack(config, worker)
     if config.objective == "trades":
-        return Trades(training_attack(config, worker), config.beta)
-    return Standard(prepared=config.prepared is not None)
+        return Trades(attack, config.beta, smoothing)
+    if config.objective == "n-fgsm":
+        return NFGSM(attack, smoothing, config.noise)
+    return Adversarial(attack, smoothing)
+
+
+def weakened(objective: BatchLoss, strength: float) -> BatchLoss:
+    """The objective with `strength` times the budget and step size of its attack."""
+    if strength == 1 or isinstance(objective, Standard):
+        return objective
+    attack = objective.attack
+    threat = replace(attack.threat, epsilon=strength * attack.threat.epsilon)
+    size = None if attack.step_size is None else strength * attack.step_size
+    return replace(objective, attack=replace(attack, threat=threat, step_size=size))
+
+
+def smoothed_cross_entropy(
+    logits: Float[Tensor, "b classes"], labels: Int[Tensor, " b"], smoothing: float
+) -> Float[Tensor, ""]:
+    """Mean cross-entropy to targets of which `smoothing` is spread evenly over the classes."""
+    return functional.cross_entropy(logits, labels, label_smoothing=smoothing)
 
 
 @contextmanager

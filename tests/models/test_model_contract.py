@@ -48,7 +48,7 @@ def test_shapes_for_any_channels_and_side(name, channels, side):
     assert network(batch).shape == (2, 7)
 
 
-@pytest.mark.parametrize("name", ["lenet", "resnet18", "small"])
+@pytest.mark.parametrize("name", ["lenet", "resnet18", "compact", "small"])
 @pytest.mark.parametrize(("channels", "side"), [(1, 28), (3, 64), (48, 19)])
 @torch.no_grad()
 def test_any_channels_and_side_compute(name, channels, side):
@@ -154,3 +154,22 @@ def test_built_like_a_dataset(name):
     assert network.architecture.classes == network.head.out_features == 3
     assert network.architecture.mean == (0.1307,)
     torch.testing.assert_close(network.normalize.std.flatten(), torch.tensor([0.3081]))
+
+
+@torch.no_grad()
+def test_compact_costs_at_most_a_quarter_of_a_gigaflop():
+    """Multiplications and additions of its convolutions and head, for 32×32 and, with a larger stride, 64×64."""
+    operations = []
+
+    def count(layer, inputs, output):
+        positions = output[0, 0].numel() if output.ndim == 4 else 1
+        operations.append(2 * layer.weight.numel() * positions)
+
+    for side in (32, 64):
+        operations.clear()
+        network = build("compact", side=side).eval()
+        for layer in network.modules():
+            if isinstance(layer, torch.nn.Conv2d | torch.nn.Linear):
+                layer.register_forward_hook(count)
+        network(images(1, side=side))
+        assert 0.05e9 < sum(operations) < 0.25e9

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from training_helpers import tiny
+from training_helpers import full
 
 from menet.models import weights
 from menet.training import train
@@ -32,7 +32,7 @@ def attempt(folder: Path, prepare: Callable[[], None] | None = None) -> int:
         torch.set_num_threads(1)
         if prepare is not None:
             prepare()
-        train(tiny(), folder, saving=SAVING)
+        train(full(), folder, saving=SAVING)
         os._exit(0)
     _, status = os.waitpid(child, 0)
     return os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from training_helpers import ENVIRONMENT, digest, plain, python, tiny
+from training_helpers import ENVIRONMENT, digest, full, plain, python
 
 from menet import data
 from menet.errors import CheckpointError, MenetError, TrainingError
@@ -17,7 +17,7 @@ from menet.training import load_model, train
 from menet.training.checkpoint import BEST, LAST, load_verified, save_with_digest
 from menet.training.log import read_log
 from menet.training.loop import Saving
-from menet.training.score import accuracy
+from menet.training.validation import accuracy
 
 
 @pytest.fixture(scope="module")
@@ -63,26 +63,42 @@ def test_log_of_a_killed_run_reads_as_if_it_had_not_been(killed):
 @pytest.mark.slow
 def test_nothing_half_written_stays_behind_in_a_finished_run(killed):
     names = {path.name for path in (killed / "peace").iterdir()}
-    assert names == {"config.json", "log.jsonl", LAST, BEST, ".lock"}
+    assert names == {"config.json", "log.jsonl", "curves.png", LAST, BEST, ".lock"}
 
 
 @pytest.mark.slow
 def test_checkpoint_holds_the_whole_state(killed):
     tensors, header = weights.load(killed / "fire" / LAST)
     kinds = {name.split(".")[0] for name in tensors}
-    assert kinds == {"model", "optimizer", "generator"}
+    assert kinds == {"model", "averaged", "good", "optimizer", "generator"}
     assert {"generator.model", "generator.augmentation", "generator.attack"} <= tensors.keys()
     assert not [name for name in tensors if name.endswith("_extra_state")]
-    assert header["training"] == tiny().as_dict()
+    assert header["training"] == full().as_dict()
     assert header["progress"]["epoch"] == 3
     assert {"torch", "python"} <= header["versions"].keys()
     assert header["version"]
 
 
-@pytest.mark.parametrize("generator", ["attack", "model", "augmentation"])
-def test_a_planted_fault_is_seen(tmp_path, monkeypatch, generator):
-    """Were a generator left out of the checkpoint, the comparison above would notice."""
-    train(tiny(epochs=1), tmp_path / "whole")
+@pytest.mark.slow
+def test_the_best_weights_are_the_averaged_ones(killed):
+    tensors, _ = weights.load(killed / "fire" / LAST)
+    best, _ = weights.load(killed / "fire" / BEST)
+    last = {name.removeprefix("averaged."): value for name, value in tensors.items() if name.startswith("ave")}
+    assert best.keys() == last.keys()
+    raw = {name: tensors[f"model.{name}"] for name in last}
+    assert not torch.equal(last["classifier.head.weight"], raw["classifier.head.weight"])
+    assert not torch.equal(
+        last["classifier.body.stem_norm.running_var"], raw["classifier.body.stem_norm.running_var"]
+    )
+    loaded = load_model(killed / "fire" / LAST)
+    assert torch.equal(loaded.state_dict()["classifier.head.weight"], last["classifier.head.weight"])
+
+
+@pytest.mark.parametrize("fault", ["generator.attack", "generator.model", "generator.augmentation", "averaged"])
+def test_a_planted_fault_is_seen(tmp_path, monkeypatch, fault):
+    """Were a generator or the average left out of the checkpoint, the comparison above would notice."""
+    config = full(epochs=1, epsilon_warm_up=0.0)
+    train(config, tmp_path / "whole")
 
     class Stop(Exception):
         pass
@@ -96,12 +112,15 @@ def test_a_planted_fault_is_seen(tmp_path, monkeypatch, generator):
     original = loop.save_checkpoint
     monkeypatch.setattr(loop, "save_checkpoint", interrupted)
     with pytest.raises(Stop):
-        train(tiny(epochs=1), tmp_path / "cut", saving=Saving(steps=2))
+        train(config, tmp_path / "cut", saving=Saving(steps=2))
     monkeypatch.undo()
     tensors, header = load_verified(tmp_path / "cut" / LAST)
-    tensors[f"generator.{generator}"] = torch.Generator().manual_seed(5).get_state()
+    for name in [name for name in tensors if name.startswith("averaged.") and fault == "averaged"]:
+        tensors[name] = tensors[name.replace("averaged.", "model.")].clone()
+    if fault != "averaged":
+        tensors[fault] = torch.Generator().manual_seed(5).get_state()
     save_with_digest(tmp_path / "cut" / LAST, tensors, header)
-    train(tiny(epochs=1), tmp_path / "cut")
+    train(config, tmp_path / "cut")
     first, second = (weights.load(tmp_path / name / BEST)[0] for name in ("whole", "cut"))
     assert not all(torch.equal(first[key], second[key]) for key in first)
 

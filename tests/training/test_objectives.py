@@ -9,12 +9,15 @@ from training_helpers import tiny
 from menet.attacks import PGD
 from menet.distributed import Worker
 from menet.training.objectives import (
+    NFGSM,
     Adversarial,
     DivergenceFrom,
     Standard,
     Trades,
+    build_objective,
     frozen_batchnorm,
     training_attack,
+    weakened,
 )
 
 
@@ -48,6 +51,59 @@ def test_adversarial_is_cross_entropy_at_what_the_attack_finds(model, batch):
     torch.testing.assert_close(loss, functional.cross_entropy(model(found), labels))
     assert loss > functional.cross_entropy(model(images), labels)
     assert float((found - images).abs().max()) <= 0.2 + 1e-6
+
+
+def test_n_fgsm_is_one_step_from_twice_the_noise_without_projection(model, batch):
+    """de Jorge et al. 2022, algorithm 1, written out."""
+    images, labels = batch
+    noise = torch.empty_like(images).uniform_(-1, 1, generator=torch.Generator().manual_seed(3))
+    noisy = (images + 2 * 0.2 * noise).clamp(0, 1).requires_grad_()
+    (gradient,) = torch.autograd.grad(functional.cross_entropy(model(noisy), labels), noisy)
+    moved = (noisy.detach() + 0.2 * gradient.sign()).clamp(0, 1)
+    loss, logits = NFGSM(attack())(model, images, labels, torch.Generator().manual_seed(3))
+    torch.testing.assert_close(logits, model(moved))
+    torch.testing.assert_close(loss, functional.cross_entropy(model(moved), labels))
+    assert float((moved - images).abs().max()) > 0.3
+
+
+def test_n_fgsm_averages_its_gradient_over_draws(batch):
+    """A model whose two draws pull a pixel apart: the step follows their mean."""
+    images, labels = torch.full((1, 1, 1, 2), 0.5), torch.zeros(1, dtype=torch.int64)
+    seen = []
+
+    def random_model(batch):
+        seen.append(len(batch))
+        # In turn, logits with a large slope one way and a small one the other way.
+        slopes = torch.tensor([[9.0], [-1.0]]).repeat(len(batch), 1)[: len(batch)]
+        return torch.cat([batch.flatten(1).sum(1, keepdim=True) * slopes, torch.zeros(len(batch), 1)], 1)
+
+    class Model(nn.Module):
+        def forward(self, batch):
+            return random_model(batch)
+
+    objective = build_objective(tiny(objective="n-fgsm", epsilon=0.01, eot=4), Worker())
+    objective(Model(), images, labels, torch.Generator().manual_seed(0))
+    assert sum(seen[:-1]) == 4, "the gradient takes four draws"
+    assert seen[-1] == 1, "the loss takes one"
+
+
+@pytest.mark.parametrize("objective", ["adversarial", "n-fgsm", "trades"])
+def test_a_budget_that_rises_scales_the_attack(objective):
+    built = build_objective(tiny(objective=objective, epsilon=0.2, step_size=0.1), Worker())
+    weaker = weakened(built, 0.5)
+    assert (weaker.attack.threat.epsilon, weaker.attack.step_size) == (0.1, 0.05)
+    assert weakened(built, 1.0) is built
+    assert weakened(Standard(), 0.5) == Standard()
+
+
+@pytest.mark.parametrize("objective", ["standard", "adversarial", "n-fgsm", "trades"])
+def test_label_smoothing_spreads_the_targets(model, batch, objective):
+    images, labels = batch
+    config = tiny(objective=objective, defense={}, epsilon=0.2, beta=0.0, label_smoothing=0.3)
+    loss, logits = build_objective(config, Worker())(model, images, labels, torch.Generator().manual_seed(3))
+    logits = model(images) if objective == "trades" else logits
+    targets = 0.7 * functional.one_hot(labels, 4) + 0.3 / 4
+    torch.testing.assert_close(loss, -(targets * logits.log_softmax(-1)).sum(1).mean())
 
 
 def test_the_attack_writes_no_gradient_of_the_weights(model, batch):

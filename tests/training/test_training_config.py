@@ -10,7 +10,7 @@ from menet.errors import CheckpointError, ConfigurationError, DataError, MenetEr
 from menet.training import TrainingConfig, loop, recipes, train
 from menet.training.batches import Batches
 from menet.training.checkpoint import LAST, load_verified, save_with_digest
-from menet.training.config import learning_rate_at, me_net
+from menet.training.config import attack_strength_at, learning_rate_at, me_net
 
 pytestmark = pytest.mark.usefixtures("without_annotation_checks")
 
@@ -32,6 +32,11 @@ pytestmark = pytest.mark.usefixtures("without_annotation_checks")
         ("step_size", -0.1),
         ("epsilon", float("inf")),
         ("momentum", 1.0),
+        ("ema", 1.0),
+        ("ema", -0.1),
+        ("label_smoothing", 1.0),
+        ("clip_gradient", 0.0),
+        ("epsilon_warm_up", 1.5),
         ("weight_decay", -1e-4),
         ("objective", "magic"),
         ("optimizer", "lion"),
@@ -168,3 +173,30 @@ def test_learning_rate_schedules():
     assert rates[-1] == pytest.approx(1e-4)
     assert rates[:29] == sorted(rates[:29])
     assert rates[31:] == sorted(rates[31:], reverse=True)
+    falling = replace(cycle, schedule="cosine")
+    rates = [learning_rate_at(falling, number, 10) for number in range(100)]
+    assert rates[0] == pytest.approx(1.0)
+    assert rates[-1] == pytest.approx(0.0, abs=1e-9)
+    assert rates == sorted(rates, reverse=True)
+
+
+def test_the_budget_rises_to_all_of_it():
+    config = replace(recipes.digits(), epochs=10, epsilon_warm_up=0.2)
+    strengths = [attack_strength_at(config, number, 10) for number in range(100)]
+    assert 0 < strengths[0] < 0.1
+    assert strengths[:20] == sorted(set(strengths[:20]))
+    assert strengths[20:] == [1.0] * 80
+    assert attack_strength_at(replace(config, epsilon_warm_up=0.0), 0, 10) == 1.0
+
+
+def test_recipes_for_two_cores_take_the_same_time():
+    for dataset in ("mnist", "cifar10", "svhn", "tiny-imagenet"):
+        rows = [
+            recipes.cores(dataset, objective, defense)
+            for objective in ("standard", "n-fgsm", "adversarial")
+            for defense in ({}, me_net())
+        ]
+        costs = [config.epochs * recipes.passes(config) for config in rows]
+        assert max(costs) < 1.3 * min(costs)
+        assert all(config.recipe == "cores" and config.ema > 0 for config in rows)
+    assert recipes.at_equal_time(recipes.cifar10()) == recipes.cifar10()

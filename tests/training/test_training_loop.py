@@ -1,7 +1,9 @@
 """What a run does and leaves behind."""
 
 import json
+import re
 import sys
+import time
 import types
 from dataclasses import replace
 
@@ -12,17 +14,19 @@ from training_helpers import plain, tiny
 
 from menet import MENet, data
 from menet.data import load
-from menet.errors import CheckpointError, TrainingError
+from menet.distributed import Worker
+from menet.errors import CheckpointError, MenetError, TrainingError
 from menet.models import Network, weights
 from menet.preprocessed import describe
 from menet.training import TrainingConfig, load_model, loop, train
-from menet.training.building import build_model, number_type
-from menet.training.checkpoint import BEST, LAST, load_verified, save_with_digest
+from menet.training.batches import Batches, estimated_ahead
+from menet.training.building import averaged_copy, build_model, number_type, update_average
+from menet.training.checkpoint import BEST, LAST, Progress, load_verified, save_with_digest
 from menet.training.config import me_net
 from menet.training.log import read_log
 from menet.training.loop import Saving
 from menet.training.objectives import Adversarial
-from menet.training.score import accuracy
+from menet.training.validation import Check, accuracy
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -180,6 +184,10 @@ def test_attack_leaves_batch_statistics_alone_and_the_defense_in_training(withou
         {"defense": me_net("soft-impute", (0.8, 1.0)), "objective": "standard"},
         {"defense": me_net("tubal"), "objective": "standard"},
         {"objective": "trades"},
+        {"objective": "n-fgsm", "defense": me_net("nuclear-norm", gradient="exact"), "eot": 2},
+        {"objective": "n-fgsm", "norm": "l2", "epsilon": 1.0},
+        {"ema": 0.99, "label_smoothing": 0.1, "clip_gradient": 0.5, "schedule": "cosine"},
+        {"model": "compact"},
         {"objective": "trades", "defense": {}, "eot": 1},
         {"norm": "l2", "epsilon": 1.0},
         {"optimizer": "adamw", "learning_rate": 1e-3},
@@ -254,3 +262,183 @@ def test_frozen_parts_of_a_defense_stay_as_they_are():
 
     groups = build_optimizer(plain(), model).param_groups
     assert len(groups[0]["params"]) == 2
+
+
+def test_averaged_weights_follow_their_definition():
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))
+    config = plain(ema=0.5)
+    averaged = averaged_copy(config, model)
+    assert averaged_copy(plain(), model) is None
+    expected = {name: value.clone() for name, value in model.state_dict().items()}
+    for step in range(1, 4):
+        model(torch.rand(4, 1, 5, 5) + step)
+        for weight in model.parameters():
+            weight.data.add_(step)
+        update_average(averaged, model, 0.5, step)
+        decay = min(0.5, (1 + step) / (10 + step))
+        for name, value in model.state_dict().items():
+            if value.is_floating_point():
+                expected[name] = decay * expected[name] + (1 - decay) * value
+            else:
+                expected[name] = value.clone()
+    for name, value in averaged.state_dict().items():
+        torch.testing.assert_close(value, expected[name])
+    assert not any(weight.requires_grad for weight in averaged.parameters())
+
+
+def test_the_averaged_model_is_the_one_that_is_judged(tmp_path, monkeypatch):
+    judged = []
+    monkeypatch.setattr(loop, "accuracy", lambda model, *arguments, **options: judged.append(model) or 0.5)
+    monkeypatch.setattr(loop, "save_weights", lambda path, config, model, scores: judged.append(model))
+    monkeypatch.setattr(loop, "load_weights", lambda path, model: judged.append(model) or {"epoch": 1})
+    train(plain(epochs=1, ema=0.9), tmp_path / "run")
+    assert len(judged) == 4
+    assert len(set(map(id, judged))) == 1
+    assert not next(judged[0].parameters()).requires_grad
+
+
+def test_clipping_bounds_the_step(tmp_path, monkeypatch):
+    norms = []
+    original = torch.optim.SGD.step
+
+    def watched(self, *arguments):
+        gradients = [weight.grad.flatten() for group in self.param_groups for weight in group["params"]]
+        norms.append(float(torch.cat(gradients).norm()))
+        return original(self, *arguments)
+
+    monkeypatch.setattr(torch.optim.SGD, "step", watched)
+    train(plain(epochs=1, clip_gradient=0.01), tmp_path / "run")
+    assert max(norms) == pytest.approx(0.01, rel=1e-3)
+
+
+def test_curves_are_drawn_and_their_absence_is_told_once(run, tmp_path, monkeypatch, capsys):
+    assert (run / "curves.png").read_bytes().startswith(b"\x89PNG")
+    from menet.training import log
+
+    find = log.importlib.util.find_spec
+    without = lambda name: None if name == "matplotlib" else find(name)  # noqa: E731
+    monkeypatch.setattr(log.importlib.util, "find_spec", without)
+    monkeypatch.setattr(loop, "SECONDS_BETWEEN_PICTURES", 0.0)
+    train(plain(), tmp_path / "run")
+    assert capsys.readouterr().err.count("no curves.png without matplotlib") == 1
+    assert not (tmp_path / "run" / "curves.png").exists()
+
+
+def test_the_speed_and_the_time_left_are_told(tmp_path, capsys):
+    train(plain(), tmp_path / "run")
+    first, *_, last = [line for line in capsys.readouterr().err.splitlines() if line.startswith("epoch")]
+    assert re.search(r"epoch 1 of 3: .*, images/s \d[\d.e+]*, run .* left$", first)
+    assert last.endswith("run 0 s left")
+
+
+@pytest.mark.parametrize("config", [tiny(objective="standard"), tiny()], ids=["estimates", "images"])
+def test_batches_made_ahead_are_those_made_in_turn(config):
+    """A slow thread or a slow consumer, the same bits; and generators hold what was taken, not what was made."""
+    batches = Batches.of(config)
+    model = build_model(config, batches.dataset).train()
+    defense = estimated_ahead(config, model)
+    assert (defense is not None) == (config.objective == "standard")
+    names = ("augmentation", "model") if defense is not None else ("augmentation",)
+    taken, states = [], []
+    for pause in (0.0, 0.05):
+        generators = {name: torch.Generator().manual_seed(3) for name in names}
+        with batches.ahead(0, 1, generators, Worker(), defense) as ready:
+            for images, labels in ready:
+                time.sleep(pause)
+                taken.append((images, labels))
+                states.append([one.get_state() for one in generators.values()])
+    in_turn, order = torch.Generator().manual_seed(3), batches.order(0)
+    model.generator.manual_seed(3)
+    for number in range(1, 4):
+        images, labels = batches.batch(order, number, in_turn, Worker())
+        if defense is not None:
+            images = model.reconstruct(images)
+        for turn in (0, 3):
+            assert torch.equal(taken[turn + number - 1][0], images)
+            assert torch.equal(taken[turn + number - 1][1], labels)
+            assert torch.equal(states[turn + number - 1][0], in_turn.get_state())
+            if defense is not None:
+                assert torch.equal(states[turn + number - 1][1], model.generator.get_state())
+    assert len(taken) == 6
+
+
+def test_a_fault_while_a_batch_is_made_ahead_stops_the_run(tmp_path, monkeypatch):
+    threads = torch.get_num_threads()
+
+    def broken(*arguments):
+        raise MenetError("a disk that fails")
+
+    monkeypatch.setattr(Batches, "batch", broken)
+    with pytest.raises(MenetError, match="a disk that fails"):
+        train(plain(), tmp_path / "run")
+    assert torch.get_num_threads() == threads
+
+
+def test_estimates_are_not_made_ahead_of_what_training_changes():
+    config = tiny(objective="standard")
+    model = build_model(config, load("digits", "train"))
+    assert estimated_ahead(config, model) is model
+    assert estimated_ahead(tiny(), model) is None
+    assert estimated_ahead(replace(config, defense={}), model.classifier) is None
+    model.learned = nn.Linear(2, 2)
+    assert estimated_ahead(config, model) is None
+    model.learned.requires_grad_(False)
+    assert estimated_ahead(config, model) is model
+
+
+def test_collapse_is_a_fall_of_robust_accuracy_that_fgsm_does_not_share():
+    good = Progress(robust=0.4, fgsm=0.5)
+    assert Check(pgd=0.1, fgsm=0.6).overfitted(good)
+    assert not Check(pgd=0.1, fgsm=0.2).overfitted(good), "an unlucky moment lowers both"
+    assert not Check(pgd=0.3, fgsm=0.9).overfitted(good)
+    assert not Check(pgd=0.0, fgsm=0.9).overfitted(Progress()), "nothing to fall from"
+    assert Check(pgd=0.35, fgsm=0.4).good(good)
+    assert not Check(pgd=0.25, fgsm=0.4).good(good)
+    assert Check(pgd=0.0, fgsm=0.0).good(Progress())
+
+
+@pytest.mark.parametrize("ema", [0.0, 0.5])
+def test_a_collapse_falls_back_to_the_last_good_weights_and_says_so(tmp_path, monkeypatch, capsys, ema):
+    seen, checks = [], iter([Check(0.4, 0.5), Check(0.5, 0.5), Check(0.1, 0.7), Check(0.5, 0.5)])
+
+    def told(model, *arguments, **options):
+        seen.append({name: value.clone() for name, value in model.state_dict().items()})
+        return next(checks)
+
+    original, states = loop._guard, []
+
+    def watched(run):
+        before = {name: value.clone() for name, value in run.state.judged.state_dict().items()}
+        original(run)
+        model, judged = run.state.model.state_dict(), run.state.judged.state_dict()
+        states.append((before, dict(model), dict(judged), len(run.state.optimizer.state)))
+        states[-1] = tuple(
+            {name: value.clone() for name, value in one.items()} if isinstance(one, dict) else one
+            for one in states[-1]
+        )
+
+    monkeypatch.setattr(loop, "check", told)
+    monkeypatch.setattr(loop, "_guard", watched)
+    config = plain(objective="n-fgsm", guard=3, ema=ema)
+    folder = train(config, tmp_path / "run").folder
+    error = capsys.readouterr().err
+    assert error.count("catastrophic overfitting at epoch 3, step 2") == 1
+    assert "robust accuracy 10.0% (highest 50.0%), under FGSM 70.0%; fell back to the last good weights" in error
+    rows = [row for row in read_log(folder) if row["kind"] == "guard"]
+    assert [row["step"] for row in rows] == [3, 6, 9, 12]
+    assert [row["fell_back"] for row in rows] == [False, False, True, False]
+    good = states[1][0]
+    _, model, judged, moments = states[2]
+    assert moments == 0, "momentum is part of what led to the collapse"
+    for name, value in good.items():
+        assert torch.equal(model[name], value)
+        assert torch.equal(judged[name], value)
+    _, header = weights.load(folder / LAST)
+    assert header["progress"]["fallbacks"] == 1
+
+
+def test_standard_training_and_runs_without_validation_are_not_guarded(tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "check", lambda *arguments, **options: pytest.fail("checked"))
+    train(plain(guard=1, epochs=1), tmp_path / "standard")
+    train(plain(guard=1, epochs=1, objective="n-fgsm", validation=0), tmp_path / "unvalidated")
+    train(plain(guard=0, epochs=1, objective="n-fgsm"), tmp_path / "off")

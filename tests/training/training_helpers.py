@@ -29,6 +29,20 @@ def tiny(**changes) -> TrainingConfig:
     return TrainingConfig(**{**settings, **changes})
 
 
+def full(**changes) -> TrainingConfig:
+    """The same steps with whatever else a run has to remember: averaged and good weights, a rising budget."""
+    extra = {
+        "objective": "n-fgsm",
+        "ema": 0.9,
+        "label_smoothing": 0.1,
+        "clip_gradient": 1.0,
+        "epsilon_warm_up": 0.5,
+        "schedule": "cosine",
+        "guard": 3,
+    }
+    return tiny(**{**extra, **changes})
+
+
 def plain(**changes) -> TrainingConfig:
     """The same steps without attack, defense or augmentation: the quickest real run."""
     return tiny(**{"defense": {}, "objective": "standard", "augmentation": False, **changes})

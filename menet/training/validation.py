@@ -1,17 +1,25 @@
-"""Accuracy during training: what epochs are selected by, and what a run reports at its end."""
+"""Accuracy during training: what epochs are selected by, what guards a run, and what it reports at its end."""
+
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from menet.attacks import PGD
+from menet.attacks import FGSM, PGD
+from menet.attacks.base import Attack
 from menet.data import Dataset
 from menet.distributed import Worker
 from menet.preprocessed import Preprocessed
 from menet.seeding import Stream, stream, stream_seed
 from menet.training.building import autocast
+from menet.training.checkpoint import Progress
 
 BATCH_SIZE = 500
+GUARD_IMAGES = 250
+"""Validation images of a check for catastrophic overfitting: few, since a run makes many checks."""
+COLLAPSED, GOOD = 0.5, 0.75
+"""Fractions of the highest robust accuracy so far: below the first it has collapsed, from the second on good."""
 
 
 def accuracy(
@@ -20,7 +28,7 @@ def accuracy(
     index: Int[Tensor, " n"] | None = None,
     *,
     seed: int = 0,
-    attack: PGD | None = None,
+    attack: Attack | None = None,
     worker: Worker | None = None,
     precision: torch.dtype = torch.float32,
 ) -> float:
@@ -52,3 +60,45 @@ def accuracy(
         model.generator.set_state(state)
     model.train(was_training)
     return int(worker.total(correct)) / len(index)
+
+
+@dataclass(frozen=True)
+class Check:
+    """Accuracies of the model in training on a few validation images: under PGD, and under FGSM without noise."""
+
+    pgd: float
+    fgsm: float
+
+    def overfitted(self, progress: Progress) -> bool:
+        """Whether robust accuracy has collapsed while the accuracy under FGSM has not fallen.
+
+        That is catastrophic overfitting (Wong et al. 2020): the network has learned to defeat the single step
+        it is trained on, and nothing else. An unlucky moment of training lowers both.
+        """
+        if progress.robust is None or progress.fgsm is None:
+            return False
+        return self.pgd < COLLAPSED * progress.robust and self.fgsm >= progress.fgsm
+
+    def good(self, progress: Progress) -> bool:
+        """Whether the weights are worth falling back to."""
+        return self.pgd >= GOOD * (progress.robust or 0.0)
+
+
+def check(
+    model: nn.Module,
+    dataset: Dataset,
+    held_out: Int[Tensor, " n"],
+    attack: PGD,
+    *,
+    seed: int,
+    worker: Worker,
+    precision: torch.dtype,
+) -> Check:
+    """The check of a model in training, under `attack` and under FGSM of the same budget."""
+    few = held_out[:GUARD_IMAGES]
+    single = FGSM(threat=attack.threat, eot=attack.eot, max_batch=attack.max_batch)
+    pgd, fgsm = (
+        accuracy(model, dataset, few, attack=one, seed=seed, worker=worker, precision=precision)
+        for one in (attack, single)
+    )
+    return Check(pgd, fgsm)
