@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any, ClassVar, get_args
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from menet import masks as masking
@@ -27,8 +27,9 @@ class MENet(Preprocessed):
     training each image draws its probability from the schedule; in evaluation all use the schedule's mean.
     `channels="joint"` takes an image as one matrix [R G B] whose entries are masked independently, `"separate"`
     masks whole pixels and estimates each channel alone. The tubal estimator sees all channels either way; there
-    `channels` only decides whether entries or pixels are masked. `gradient` and `seed` are described in
-    `Preprocessed`.
+    `channels` only decides whether entries or pixels are masked. With `bank` (a seed) each training image has
+    `masks` fixed masks of its own instead of fresh ones, as a prepared set has; training sets `examples` to the
+    positions of a batch's images. `gradient` and `seed` are described in `Preprocessed`.
     """
 
     name: ClassVar[str] = "me-net"
@@ -42,6 +43,7 @@ class MENet(Preprocessed):
         channels: Channels = "joint",
         gradient: Gradient = "bpda",
         seed: int | None = 0,
+        bank: int | None = None,
     ) -> None:
         super().__init__(classifier, gradient, seed)
         if not 1 <= masks <= MAX_MASKS:
@@ -50,7 +52,8 @@ class MENet(Preprocessed):
             raise ConfigurationError(f"unknown channels {channels!r}; choose from joint, separate")
         self.estimator = _estimator(estimator)
         self.p, low, high = _probabilities(p)
-        self.masks, self.channels = masks, channels
+        self.masks, self.channels, self.bank = masks, channels, bank
+        self.examples: Int[Tensor, " n"] | None = None
         self.schedule = masking.schedule(low, high, masks)
         self.mean_p = sum(self.schedule) / masks
 
@@ -76,6 +79,12 @@ class MENet(Preprocessed):
             return masking.bernoulli((count, *shape), self.mean_p, generator, images.device)
         shard, shards = self.shard
         chosen = torch.randint(len(self.schedule), (shards * count,), generator=generator)
+        if self.bank is not None and self.examples is not None:
+            # An attack in expectation repeats the whole batch for each draw.
+            examples = self.examples.cpu().repeat(count // len(self.examples))
+            chosen = chosen[shard * count : (shard + 1) * count]
+            p = torch.tensor(self.schedule)[chosen]
+            return masking.of_examples(examples, chosen, p, shape, self.bank).to(images.device)
         drawn = masking.bernoulli((shards * count, *shape), torch.tensor(self.schedule)[chosen], generator)
         return drawn[shard * count : (shard + 1) * count].to(images.device)
 
@@ -112,6 +121,7 @@ class MENet(Preprocessed):
             "masks": self.masks,
             "channels": self.channels,
             "gradient": self.gradient,
+            **({} if self.bank is None else {"bank": self.bank}),
         }
 
     @classmethod
