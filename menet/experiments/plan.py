@@ -16,7 +16,7 @@ from menet.evaluation.accuracy import Images
 from menet.experiments import claims
 from menet.experiments.claims import Claim, Setting
 from menet.experiments.cost_model import SHAPES
-from menet.experiments.jobs import SCHEDULED, VOTES, Certify, Evaluate, Job, Workspace, transformed
+from menet.experiments.jobs import SCHEDULED, VOTES, Certify, Evaluate, Job, Train, Workspace, transformed
 from menet.experiments.measures import FeatureVectors, Measurement, Ranks, Reconstructions, Redistributed, Timing
 from menet.experiments.runner import JobOutcome, finished
 from menet.experiments.scale import Scale
@@ -86,9 +86,12 @@ class Table:
         cells = tuple(_cell_at(cell, scale) for cell in kept)
         return replace(self, cells=cells, note=" ".join(filter(None, (self.note, note))))
 
-    def select(self, keep: Callable[[Cell], bool]) -> "Table":
+    def select(self, keeps: "Selection") -> "Table":
         """The table of the cells to keep."""
-        return replace(self, cells=tuple(filter(keep, self.cells)))
+        cells = self.cells
+        return replace(
+            self, cells=tuple(one for one in cells if keeps(f"{one.row} {one.column}", one.job, one.ours))
+        )
 
 
 @dataclass(frozen=True)
@@ -144,8 +147,28 @@ class Figure:
         """The same figure from the jobs of a scale."""
         return replace(self, panels=tuple(panel.at(scale) for panel in self.panels))
 
+    def select(self, keeps: "Selection") -> "Figure":
+        """The figure of the points and pictures to keep."""
+        panels = []
+        for panel in self.panels:
+            curves = tuple(
+                (name, tuple(one for one in points if keeps(f"{panel.title} {name}", one.cell.job, False)))
+                for name, points in panel.curves
+            )
+            sources = tuple((name, job) for name, job in panel.sources if keeps(panel.title, job, False))
+            panels.append(replace(panel, curves=curves, sources=sources))
+        return replace(self, panels=tuple(panels))
+
 
 Experiment = Table | Figure
+Selection = Callable[[str, Job, bool], bool]
+"""Whether to keep a number or picture, by its words, its job, and whether the paper lacks it."""
+
+
+def datasets_of(job: Job) -> set[str]:
+    """The datasets that a job and those it needs use."""
+    own = job.config.dataset if isinstance(job, Train) else getattr(job, "dataset", None)
+    return ({own} if own else set()).union(*(datasets_of(need) for need in job.needs))
 
 
 def graph(jobs: Iterable[Job]) -> tuple[Job, ...]:

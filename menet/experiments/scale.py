@@ -48,6 +48,18 @@ class Scale:
     max_batch: int = MAX_BATCH
     """Largest number of images in one forward pass of an attack or its scoring."""
 
+    def sized(self, examples: int | None = None, max_batch: int | None = None) -> "Scale":
+        """The scale with as many test images and at most so many in a forward pass, as its summary then says."""
+        changed = self
+        for name, value in (("examples", examples), ("max_batch", max_batch)):
+            if value is not None and value < 1:
+                raise ConfigurationError(f"expected {name} >= 1, got {value}")
+        if examples is not None:
+            queries = min(examples, self.query_examples or examples)
+            summary = f"{self.summary}; here {examples:,} examples"
+            changed = replace(changed, examples=examples, query_examples=queries, summary=summary)
+        return changed if max_batch is None else replace(changed, max_batch=max_batch)
+
     def measures(self, job: Job) -> bool:
         """Whether the networks of a paper-scale job are those of this scale, or stand for no other row.
 
