@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from menet import masks as masking
@@ -37,8 +37,11 @@ class MENet(Preprocessed):
     `encoding` is what the classifier sees: the `"estimate"`; `"ablation"`, each channel x as x and 1 − x where
     observed and two zeros elsewhere, so that an absent pixel differs from a black one (Levine & Feizi 2020), with
     no estimate at all; or `"estimate+mask"`, the estimate and as many channels that are 1 where observed. The
-    latter two give the classifier twice the channels of the image. `gradient` and `seed` are described in
-    `Preprocessed`.
+    latter two give the classifier twice the channels of the image.
+
+    With `bank` (a seed) each training image has `masks` fixed masks of its own instead of fresh ones, as a
+    prepared set has; training sets `examples` to the positions of a batch's images. `gradient` and `seed` are
+    described in `Preprocessed`.
     """
 
     name: ClassVar[str] = "me-net"
@@ -54,6 +57,7 @@ class MENet(Preprocessed):
         seed: int | None = 0,
         mask: MaskOver | None = None,
         encoding: Encoding = "estimate",
+        bank: int | None = None,
     ) -> None:
         super().__init__(classifier, gradient, seed)
         if not 1 <= masks <= MAX_MASKS:
@@ -75,9 +79,12 @@ class MENet(Preprocessed):
                 f"got {self.estimator!r}; leave it out, or use encoding 'estimate+mask'"
             )
         self.p, low, high = _probabilities(p)
-        self.masks, self.channels = masks, channels
+        self.masks, self.channels, self.bank = masks, channels, bank
+        self.examples: Int[Tensor, " n"] | None = None
         self.schedule = masking.schedule(low, high, masks)
         self.mean_p = sum(self.schedule) / masks
+        if self.mask == "cells" and bank is not None:
+            raise ConfigurationError(f"expected no bank with mask 'cells', got {bank}: its masks are of other kinds")
         if self.mask == "cells" and low <= 0:
             raise ConfigurationError(f"expected p > 0 with mask 'cells', got {p}")
 
@@ -128,6 +135,12 @@ class MENet(Preprocessed):
             return self._draw(torch.full((count,), self.mean_p), shape, generator, images.device)
         shard, shards = self.shard
         chosen = torch.randint(len(self.schedule), (shards * count,), generator=generator)
+        if self.bank is not None and self.examples is not None:
+            # An attack in expectation repeats the whole batch for each draw.
+            examples = self.examples.cpu().repeat(count // len(self.examples))
+            chosen = chosen[shard * count : (shard + 1) * count]
+            p = torch.tensor(self.schedule)[chosen]
+            return masking.of_examples(examples, chosen, p, shape, self.bank).to(images.device)
         drawn = self._draw(torch.tensor(self.schedule)[chosen], shape, generator)
         return drawn[shard * count : (shard + 1) * count].to(images.device)
 
@@ -192,6 +205,7 @@ class MENet(Preprocessed):
             # Written only where they differ from what files mean that are older than these two settings.
             **({} if self.mask == _mask_of(self.channels) else {"mask": self.mask}),
             **({} if self.encoding == "estimate" else {"encoding": self.encoding}),
+            **({} if self.bank is None else {"bank": self.bank}),
         }
 
     @classmethod

@@ -58,34 +58,43 @@ class Worker:
 
 
 @contextmanager
-def joined() -> Iterator[Worker]:
+def joined(device: str = "auto") -> Iterator[Worker]:
     """This process as a worker, connected to the others within a `with` block.
 
-    On a machine with GPUs each process takes the GPU of its local rank and uses nccl, otherwise gloo.
+    `auto` is CUDA where there is a GPU, else the CPU. With CUDA each process takes the GPU of its local rank (or
+    the one that is named) and uses nccl, otherwise gloo.
     """
     worker = Worker.from_environment()
     rank, world = worker.rank, worker.world
-    device = CPU
-    if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        torch.cuda.set_device(device)
+    chosen = resolved(device)
+    if chosen.type == "cuda":
+        if chosen.index is None:
+            chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(chosen)
     if world == 1:
-        yield Worker(device=device)
+        yield Worker(device=chosen)
         return
-    backend = "nccl" if device.type == "cuda" else "gloo"
+    backend = "nccl" if chosen.type == "cuda" else "gloo"
     store = _store_of_this_attempt()
     if store is None:
         processes.init_process_group(backend)
     else:
         processes.init_process_group(backend, store=store, rank=rank, world_size=world)
     try:
-        yield Worker(rank, world, device)
+        yield Worker(rank, world, chosen)
         processes.barrier()
     finally:
         # Gloo's threads need Python's lock to release their last tensors, and destroying the group holds that
         # lock while it waits for them: without this pause a finished process may never exit.
         time.sleep(PAUSE)
         processes.destroy_process_group()
+
+
+def resolved(device: str) -> torch.device:
+    """The device of that name; `auto` is CUDA where there is a GPU, else the CPU."""
+    if device == "auto":
+        return torch.device("cuda") if torch.cuda.is_available() else CPU
+    return torch.device(device)
 
 
 def _store_of_this_attempt() -> processes.Store | None:

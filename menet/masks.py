@@ -129,6 +129,34 @@ def curve(height: int, width: int) -> Int[Tensor, " pixels"]:
     return (y * width + x)[inside]
 
 
+def of_examples(
+    examples: Int[Tensor, " b"],
+    numbers: Int[Tensor, " b"],
+    p: Float[Tensor, " b"],
+    shape: Sequence[int],
+    seed: int = 0,
+) -> Bool[Tensor, "b ..."]:
+    """Mask `numbers[i]` of example `examples[i]` among the fixed masks of its own, with probability `p[i]`.
+
+    The same whenever and wherever it is asked for, without being stored: SplitMix64 of seed, example, number
+    and entry.
+    """
+    key = _mixed(_mixed(examples + GAMMA * seed) + GAMMA * (numbers + 1))
+    entries = torch.arange(1, math.prod(shape) + 1, device=examples.device)
+    uniform = ((_mixed(key[:, None] + GAMMA * entries) >> 40) & 0xFFFFFF) / 2**24
+    return (uniform < p[:, None]).unflatten(1, tuple(shape))
+
+
+GAMMA = 0x9E3779B97F4A7C15 - 2**64
+
+
+def _mixed(state: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
+    """The output function of SplitMix64 (Steele, Lea & Flood 2014); 64-bit integers of torch wrap around."""
+    state = (state ^ ((state >> 30) & (2**34 - 1))) * (0xBF58476D1CE4E5B9 - 2**64)
+    state = (state ^ ((state >> 27) & (2**37 - 1))) * (0x94D049BB133111EB - 2**64)
+    return state ^ ((state >> 31) & (2**33 - 1))
+
+
 def _show(p: float | Tensor) -> str:
     if isinstance(p, Tensor) and p.numel() > 1:
         return f"values from {float(p.min()):g} to {float(p.max()):g}"

@@ -13,9 +13,8 @@ from menet.attacks.threat import ThreatModel
 class Transfer(Attack):
     """Run `attack` on `source`; the attacked model is never queried, so `queries` are zero.
 
-    In the paper's black-box setting the source is an independently trained surrogate, in its gray-box setting
-    ("limited access") the bare classifier behind the preprocessing. A source that is an `nn.Module` is moved
-    to the device of the images.
+    `docs/reproduce.md` says which source the paper's black-box and gray-box settings have. A source that is an
+    `nn.Module` is moved to the device of the images.
     """
 
     title: ClassVar[str] = "transfer"

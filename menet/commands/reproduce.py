@@ -1,10 +1,10 @@
 """`menet reproduce`: tables and figures of the paper, measured and put beside the paper's numbers."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import tyro
 from rich.console import Console
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 LONGEST = 12
 """Jobs that a dry run names."""
+PART_HOURS = 4.0
+"""Hours of a part of an evaluation, by estimate, where several can run side by side."""
 
 
 @dataclass(frozen=True)
@@ -45,22 +47,51 @@ class Reproduce:
     """List the experiments, what each needs and what is already measured, then exit."""
 
     dry_run: bool = False
-    """Show the jobs with estimated time and disk space, then exit."""
+    """Show the jobs with estimated time, memory and disk space, then exit; needs no GPU."""
 
-    scale: Literal["smoke", "laptop", "paper"] = "smoke"
-    """Size of data, networks, training and attacks: smoke takes minutes, laptop hours, paper needs GPUs."""
+    scale: Literal["smoke", "laptop", "cores", "gpu-day", "paper"] = "smoke"
+    """Size of data, networks, training and attacks: smoke takes minutes, laptop hours, cores days on a few cores,
+    gpu-day a day or two on one GPU, paper weeks."""
+
+    datasets: tuple[str, ...] = ()
+    """Only what is measured on these: mnist, cifar10, svhn, tiny-imagenet."""
+
+    match: str | None = None
+    """Only cells whose table, row, column or job contains this text, such as 'BPDA+EOT' or 'p 0.4→0.6'."""
+
+    without_extensions: bool = False
+    """Leave out the columns that the paper does not have."""
+
+    examples: int | None = None
+    """Attack this many test images. Default: as many as the scale has."""
+
+    max_batch: int | None = None
+    """Images per forward pass of attacks and scoring, for a GPU with little memory. Changes the jobs."""
 
     engine: Literal["local", "ray"] = "local"
     """Run on this machine or on a Ray cluster (needs pip install 'menet[ray]')."""
 
     workers: int | None = None
-    """Jobs in parallel on this machine. Default: the number of cores."""
+    """Jobs in parallel on this machine, those on GPUs included. Default: the number of cores."""
+
+    threads: int = 1
+    """Threads of each job."""
 
     address: str | None = None
     """Address of a Ray cluster. Default: start a local one."""
 
-    device: str = "cpu"
-    """cpu or cuda."""
+    device: str = "auto"
+    """cpu, cuda or cuda:1, for training and evaluation alike. auto: cuda where there is a GPU, else cpu."""
+
+    gpus: int | None = None
+    """GPUs of this machine to use. Default: all."""
+
+    jobs_per_gpu: int = 1
+    """Jobs at a time on one GPU; --dry-run shows the memory they need."""
+
+    part_hours: float | None = None
+    """Split evaluations into jobs of about this many hours that run side by side. Default: 4 on a cluster or with
+    several GPUs, else no splitting."""
 
     root: Root = None
 
@@ -76,35 +107,40 @@ class Reproduce:
     def __call__(self) -> int:
         from menet.experiments import EXPERIMENTS, experiment
         from menet.experiments.jobs import Workspace
-        from menet.experiments.plan import graph, save_summary, summarize
+        from menet.experiments.plan import save_summary, summarize
         from menet.experiments.runner import cores, failures
         from menet.experiments.scale import by_name
         from menet.files import locked
 
-        if self.device != "cpu":
-            from menet.commands.options import device_of
-
-            device_of(self.device)
-        scale = by_name(self.scale)
-        places = Workspace(self.out.absolute(), self.root, self.device, address=self.store)
+        scale = by_name(self.scale).sized(self.examples, self.max_batch)
+        device = _device_name(self.device)
+        places = Workspace(self.out.absolute(), self.root, device, self.threads, address=self.store)
         if self.list:
             _experiments_table(scale, places).print()
             return 0
         names = tuple(EXPERIMENTS) if self.all else self.names
         if not names:
             raise ConfigurationError("expected the name of an experiment, or --all; --list shows them")
-        plans = [experiment(name).at(scale) for name in dict.fromkeys(names)]
-        jobs = graph(job for plan in plans for job in plan.jobs)
-        workers = cores() if self.workers is None else self.workers
+        whole = [experiment(name) for name in dict.fromkeys(names)]
+        chosen = [plan.select(self._keeps(plan)) for plan in whole]
+        if not any(plan.jobs for plan in chosen):
+            raise ConfigurationError("expected cells that --datasets and --match leave; got none")
+        gpus = _gpus(device, self.gpus, planning=self.dry_run)
+        jobs = self._graph(chosen, scale, gpus)
+        workers = max(self.workers or cores(), 1)
         if self.dry_run:
-            _show_cost(jobs, scale, places, workers)
+            costs = [(plan.name, self._graph([plan], scale, gpus)) for plan in chosen]
+            unfiltered = [(plan.name, self._graph([plan], by_name(self.scale), gpus)) for plan in whole]
+            _show_cost(jobs, costs, unfiltered, scale, places, _Resources(workers, gpus, self.jobs_per_gpu))
             return 0
         from menet.report.reproduction import publish
 
+        _check_memory(jobs, gpus, self.jobs_per_gpu)
         with locked(places.root):
-            outcomes = self._engine(workers)(jobs, places, _JobLines(len(jobs)))
-            for plan in plans:
-                save_summary(summarize(plan, scale, places, outcomes), places)
+            outcomes = self._engine(workers, gpus)(jobs, places, _JobLines(len(jobs)))
+            for plan in whole:
+                # Of the whole table: what was left out now may have been measured before.
+                save_summary(summarize(plan.at(scale), scale, places, outcomes), places)
             pages = publish(places.root, tuple(EXPERIMENTS), self.tables)
         for failed in failures(outcomes):
             print(f"failed: {failed.title}: {failed.message}; log: {failed.log}")
@@ -115,14 +151,119 @@ class Reproduce:
             print(f"written: {page}")
         return 1 if failures(outcomes) else 0
 
-    def _engine(self, workers: int) -> "Engine":
+    def _keeps(self, plan: "Experiment") -> "Callable[[str, Job, bool], bool]":
+        """Whether the options leave a cell or a picture, by its words, its job and whether it is an extension."""
+        from menet.experiments.plan import NAMES, datasets_of
+
+        unknown = sorted(set(self.datasets) - NAMES.keys())
+        if unknown:
+            raise ConfigurationError(f"unknown dataset {unknown[0]!r}; choose from {', '.join(NAMES)}")
+
+        def keeps(words: str, job: "Job", ours: bool) -> bool:
+            if self.datasets and not datasets_of(job) <= set(self.datasets):
+                return False
+            # An experiment that is not in the paper is asked for by its name.
+            if self.without_extensions and ours and plan.label is not None:
+                return False
+            text = f"{plan.name} {plan.title} {words} {job.title()}"
+            return self.match is None or self.match.casefold() in text.casefold()
+
+        return keeps
+
+    def _graph(self, plans: Sequence["Experiment"], scale: "Scale", gpus: tuple[str, ...]) -> tuple["Job", ...]:
+        """The jobs of experiments at a scale, with long evaluations split where several can run."""
+        from menet.experiments import cost_model
+        from menet.experiments.jobs import Evaluate, split_evaluations
+        from menet.experiments.plan import graph
+
+        jobs = [job for plan in plans for job in plan.at(scale).jobs]
+        hours = self.part_hours or (PART_HOURS if self.engine == "ray" or len(gpus) > 1 else None)
+        if hours is None:
+            return graph(jobs)
+        if not hours > 0:
+            raise ConfigurationError(f"expected part-hours > 0, got {hours}")
+
+        def parts(job: Evaluate) -> int:
+            return cost_model.parts_of(job, hours, gpu=bool(gpus))
+
+        return graph(split_evaluations(job, parts) for job in jobs)
+
+    def _engine(self, workers: int, gpus: tuple[str, ...]) -> "Engine":
         if self.engine == "local":
             from menet.experiments.runner import Local
 
-            return Local(workers)
+            return Local(workers, gpus, self.jobs_per_gpu)
         from menet.experiments.runner import Ray
 
-        return Ray(self.address, workers if self.address is None else None, gpu=self.device != "cpu")
+        return Ray(
+            self.address,
+            workers if self.address is None else None,
+            gpu=bool(gpus),
+            jobs_per_gpu=self.jobs_per_gpu,
+        )
+
+
+class _Resources(NamedTuple):
+    """What jobs can run on at the same time."""
+
+    workers: int
+    gpus: tuple[str, ...]
+    jobs_per_gpu: int
+
+    def describe(self) -> str:
+        if not self.gpus:
+            return f"{self.workers} jobs in parallel"
+        count = f"{len(self.gpus)} GPU" + ("s" if len(self.gpus) > 1 else "")
+        each = "one job" if self.jobs_per_gpu == 1 else f"{self.jobs_per_gpu} jobs"
+        return f"{count}, {each} at a time on each"
+
+
+def _device_name(name: str) -> str:
+    """The device that is meant; that this machine has it is checked when something is to run on it."""
+    if name == "auto":
+        import torch
+
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return name
+
+
+def _gpus(device: str, wanted: int | None, *, planning: bool) -> tuple[str, ...]:
+    """The GPUs to use, none for the CPU; a plan needs no GPU and assumes one where there is none."""
+    if not device.startswith("cuda"):
+        if not planning:
+            from menet.commands.options import device_of
+
+            device_of(device)
+        return ()
+    import torch
+
+    if not planning:
+        from menet.commands.options import device_of
+
+        device_of(device)
+    if ":" in device:
+        return (device,)
+    count = wanted or torch.cuda.device_count() or 1
+    if not planning and count > torch.cuda.device_count():
+        raise ConfigurationError(f"expected gpus <= {torch.cuda.device_count()}, got {count}")
+    return tuple(f"cuda:{number}" for number in range(count))
+
+
+def _check_memory(jobs: Sequence["Job"], gpus: tuple[str, ...], jobs_per_gpu: int) -> None:
+    """Warn before hours are spent if the jobs of a GPU may not fit on it together."""
+    if not gpus:
+        return
+    import torch
+
+    from menet.experiments import cost_model
+
+    needed = jobs_per_gpu * max(map(cost_model.memory_of, jobs), default=0.0)
+    there = min(torch.cuda.get_device_properties(gpu).total_memory for gpu in gpus)
+    if needed > there:
+        print(
+            f"about {_bytes(needed)} of GPU memory needed, {_bytes(there)} there: jobs may run out of memory; "
+            "use fewer --jobs-per-gpu or a smaller --max-batch"
+        )
 
 
 class _JobLines:
@@ -160,36 +301,73 @@ def _experiments_table(scale: "Scale", places: "Workspace") -> "Table":
     return Table(f"scale {scale.name}: {scale.summary}", columns, tuple(rows))
 
 
-def _show_cost(jobs: Sequence["Job"], scale: "Scale", places: "Workspace", workers: int) -> None:
-    """Print the jobs by kind with time, GPU-hours and disk space, and the longest ones; write the whole graph."""
+def _show_cost(
+    jobs: Sequence["Job"],
+    chosen: Sequence[tuple[str, Sequence["Job"]]],
+    unfiltered: Sequence[tuple[str, Sequence["Job"]]],
+    scale: "Scale",
+    places: "Workspace",
+    resources: _Resources,
+) -> None:
+    """Print what jobs cost by experiment and by kind, and the longest ones; write the whole graph."""
     from menet.experiments import cost_model
     from menet.experiments.runner import finished
     from menet.progress import format_duration
     from menet.report.tables import Cell, Table
 
-    speed = cost_model.speed_of_a_core()
+    speed, gpu = cost_model.speed_of_a_core(), bool(resources.gpus)
     waiting = [job for job in jobs if finished(job, places) is None]
-    costs = {job.key: cost_model.cost_of(job) for job in waiting}
+    every = {job.key: job for _, part in (*chosen, *unfiltered) for job in part} | {job.key: job for job in jobs}
+    costs = {key: cost_model.cost_of(job) for key, job in every.items()}
+
+    def numbers(part: Sequence["Job"]) -> tuple[str, str, str]:
+        return (
+            _number(sum(costs[job.key].seconds(speed) for job in part) / 3600),
+            _number(sum(costs[job.key].gpu_seconds() for job in part) / 3600),
+            _bytes(sum(costs[job.key].disk for job in part)),
+        )
+
+    console = Console()
+    rows = []
+    for (name, part), (_, full) in zip(chosen, unfiltered, strict=True):
+        left = [job for job in part if finished(job, places) is None]
+        memory = _bytes(max(map(cost_model.memory_of, part), default=0.0))
+        cells = (str(len(part)), str(len(part) - len(left)), *numbers(left), memory, *numbers(full)[:2])
+        rows.append((Cell(name), *(Cell(cell, number=True) for cell in cells)))
+    columns = (
+        "experiment",
+        "jobs",
+        "finished",
+        "core-hours",
+        "GPU-hours",
+        "disk",
+        "GPU memory",
+        "core-hours of all",
+        "GPU-hours of all",
+    )
+    note = "“Of all” is without --datasets, --match, --without-extensions and --examples. Experiments share jobs."
+    Table(f"scale {scale.name}: {scale.summary}", columns, tuple(rows), note).print(console)
     rows = []
     for kind in [*dict.fromkeys(job.kind for job in jobs), "all"]:
-        chosen = [job for job in waiting if kind in (job.kind, "all")]
+        left = [job for job in waiting if kind in (job.kind, "all")]
         count = sum(kind in (job.kind, "all") for job in jobs)
-        numbers = (
-            str(count),
-            str(count - len(chosen)),
-            _number(sum(costs[job.key].seconds(speed) for job in chosen) / 3600),
-            _number(sum(costs[job.key].gpu_seconds() for job in chosen) / 3600),
-            _bytes(sum(costs[job.key].disk for job in chosen)),
-        )
-        rows.append((Cell(kind), *(Cell(number, number=True) for number in numbers)))
-    columns = ("kind", "jobs", "finished", "core-hours", "GPU-hours", "disk")
-    console = Console()
-    Table(f"scale {scale.name}: {scale.summary}", columns, tuple(rows)).print(console)
-    spent = sum(costs[job.key].seconds(speed) for job in waiting) / workers
-    console.print(f"about {format_duration(spent)} on this machine with {workers} jobs in parallel; the longest:")
-    for job in sorted(waiting, key=lambda one: -costs[one.key].seconds(speed))[:LONGEST]:
+        cells = (str(count), str(count - len(left)), *numbers(left))
+        rows.append((Cell(kind), *(Cell(cell, number=True) for cell in cells)))
+    Table("each job once", ("kind", *columns[1:6]), tuple(rows)).print(console)
+    # Of one GPU's jobs each has a part of its speed, so more of them at a time are no faster by this model.
+    seconds = {job.key: costs[job.key].gpu_seconds() if gpu else costs[job.key].seconds(speed) for job in waiting}
+    spent = sum(seconds.values()) / (len(resources.gpus) if gpu else resources.workers)
+    spent = max(spent, max(seconds.values(), default=0.0))
+    where = "on GPUs of the assumed speed" if gpu else "on this machine"
+    line = f"about {format_duration(spent)} ({spent / 3600:.2g} hours) {where}, {resources.describe()}"
+    if gpu:
+        most = max(map(cost_model.memory_of, jobs), default=0.0)
+        line += f"; GPU memory about {_bytes(resources.jobs_per_gpu * most)}"
+    console.print(f"{line}; the longest:", soft_wrap=True, highlight=False)
+    for job in sorted(waiting, key=lambda one: -seconds[one.key])[:LONGEST]:
         edges = " ← " + ", ".join(need.key[:8] for need in job.needs) if job.needs else ""
-        line = f"  {job.key[:8]}{edges}  {format_duration(costs[job.key].seconds(speed))}  {job.title()}"
+        memory = f", {_bytes(cost_model.memory_of(job))}" if gpu else ""
+        line = f"  {job.key[:8]}{edges}  {format_duration(seconds[job.key])}{memory}  {job.title()}"
         console.print(escape(line), highlight=False, soft_wrap=True)
     listing = places.root / "plans" / f"{scale.name}.json"
     _write_graph(listing, jobs, speed)
@@ -211,6 +389,7 @@ def _write_graph(path: Path, jobs: Sequence["Job"], speed: float) -> None:
                 "needs": [need.key for need in job.needs],
                 "core_seconds": round(cost.seconds(speed), 1),
                 "gpu_seconds": round(cost.gpu_seconds(), 3),
+                "gpu_memory": round(cost_model.memory_of(job)),
                 "bytes": round(cost.disk),
             }
         )

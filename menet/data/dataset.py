@@ -4,7 +4,7 @@ import hashlib
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -72,6 +72,24 @@ class Joined:
         return torch.from_numpy(rows).unflatten(1, self._image_shape)
 
 
+@dataclass(frozen=True)
+class Selected:
+    """The images at some positions, read when they are indexed."""
+
+    images: Images
+    positions: Int[Tensor, " n"]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self), *self.images.shape[1:])
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def __getitem__(self, index: Index) -> Tensor:
+        return self.images[self.positions[positions_of(index, len(self))]]
+
+
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """One split of a dataset: images as bytes, labels as positions in `classes`.
@@ -107,6 +125,13 @@ class Dataset:
             images = augment(images)
         return images.to(torch.float32).div_(255), self.labels[index]
 
+    def sample(self, count: int | None) -> "Dataset":
+        """A stratified sample of `count` examples, always the same ones; the dataset itself if it has no more."""
+        if count is None or count >= len(self):
+            return self
+        positions = stratified(self.labels, count)
+        return replace(self, images=Selected(self.images, positions), labels=self.labels[positions])
+
 
 def positions_of(index: Index, length: int) -> Int[Tensor, " b"]:
     """A slice or vector of possibly negative positions as a vector of positions in [0, length)."""
@@ -118,6 +143,20 @@ def positions_of(index: Index, length: int) -> Int[Tensor, " b"]:
     if outside.any():
         raise IndexError(f"expected a position in a dataset of {length} images, got {int(index[outside][0])}")
     return torch.where(index < 0, index + length, index)
+
+
+def stratified(labels: Int[Tensor, " n"], count: int) -> Int[Tensor, " count"]:
+    """Positions of `count` examples, in order, with every class as frequent as in `labels` (to within one).
+
+    They follow from the labels alone, so that everything that asks for as many gets the same ones.
+    """
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    grouped = order[labels[order].argsort(stable=True)]
+    sizes = labels.bincount()
+    within = torch.arange(len(labels)) - (sizes.cumsum(0) - sizes)[labels[grouped]]
+    # The first half of every class comes before the second half of any.
+    fraction = (within + 0.5) / sizes[labels[grouped]]
+    return grouped[fraction.argsort(stable=True)[:count]].sort().values
 
 
 def order_of(name: str) -> bytes:

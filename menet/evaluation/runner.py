@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -65,14 +65,15 @@ def evaluate(
     source: str = "",
     device: torch.device | str = "cpu",
     worker: Worker | None = None,
+    views: Mapping[str, tuple[nn.Module, int]] | None = None,
 ) -> dict[str, Records]:
     """Write all rows that are not in `folder` yet, and return the records of each attack, by label.
 
     Rows are appended batch by batch. They depend only on the batch and the seed, so an evaluation that was
     interrupted and resumed ends with the same rows as one that was not. Models are moved to `device`, used in
     evaluation mode, and left in the mode they were in. Records of the same examples up to an earlier `stop` are
-    extended. One process of several returns the rows that are there,
-    without waiting for the others.
+    extended. One process of several returns the rows that are there, without waiting for the others. Each of
+    `views`, a module and a number of draws, scores the adversarial examples too, in the field `views` of rows.
     """
     worker = worker or Worker.from_environment()
     if len({run.label for run in attacks}) < len(attacks):
@@ -91,7 +92,9 @@ def evaluate(
                 one.to(device)
         sample = dataset.batch(slice(0, 8))[0].to(device)
         draws = 1 if is_deterministic(model, sample) else settings.draws
-        work = _Evaluation(model, dataset, settings, examples, batch_size, draws, device, clean={})
+        for view, _ in (views or {}).values():
+            view.to(device).eval()
+        work = _Evaluation(model, dataset, settings, examples, batch_size, draws, device, {}, views or {})
         for run in attacks:
             attacked = run.model if run.source is None else run.source
             run = replace(run, attack=run.attack.resolved(random=not is_deterministic(attacked, sample)))
@@ -123,6 +126,7 @@ class _Evaluation:
     device: torch.device
     clean: dict[int, list[dict[str, Any]]]
     """Scores of clean images by batch, which all attacks share."""
+    views: Mapping[str, tuple[nn.Module, int]]
 
     def header(self, run: AttackRun) -> dict[str, Any]:
         """All that determines the rows of an attack."""
@@ -142,6 +146,7 @@ class _Evaluation:
                 "draws": self.draws,
                 "restart_draws": settings.restart_draws,
                 "max_batch": settings.max_batch,
+                **({"views": {name: draws for name, (_, draws) in self.views.items()}} if self.views else {}),
             },
             "seed": settings.seed,
             "snapshots": settings.snapshots,
@@ -221,6 +226,11 @@ class _Evaluation:
         if result.loss_history is not None:
             for row, losses in zip(found, result.loss_history.T.tolist(), strict=True):
                 row["loss_history"] = [float(f"{loss:.6g}") for loss in losses]
+        for name, (view, draws) in self.views.items():
+            reseed(view, batch_seed(settings.seed, "scoring", f"{run.label}|{name}", first))
+            scores = score(view, result.images, labels, draws, settings.max_batch).rows()
+            for row, one in zip(found, scores, strict=True):
+                row.setdefault("views", {})[name] = one
         kept = max(0, min(settings.start + settings.snapshots - first, len(images)))
         if kept:
             seed = batch_seed(settings.seed, "pictures", run.label, first)

@@ -1,7 +1,7 @@
 """Every table and figure of the paper by name: claims, jobs that measure them, and engines that run the jobs.
 
-`EXPERIMENTS` is in the order of the paper, followed by the extensions. Figure 3 is a diagram; table 8 lists the
-hyperparameters, which `menet.training.recipes` has.
+`EXPERIMENTS` is in the order of the paper, followed by the extensions. Table 8 lists the hyperparameters, which
+`menet.training.recipes` has.
 """
 
 from collections.abc import Callable
@@ -14,6 +14,7 @@ from menet.experiments.tables import beyond, cifar10, mnist, svhn, tiny_imagenet
 EXPERIMENTS: dict[str, Callable[[], Experiment]] = {
     "figure1": figures.figure1,
     "figure2": figures.figure2,
+    "figure3": figures.figure3,
     "figure4": figures.figure4,
     "figure5": figures.figure5,
     "figure6": figures.figure6,

@@ -15,8 +15,8 @@ class Setting:
     """What a number was measured on.
 
     Where the paper leaves a value open, this project had to choose: `p` is that of the row with the same number
-    in another table; `kappa` is 50 where the paper says only "CW"; ME-Net's estimator is the nuclear norm unless
-    a table names another.
+    in another table, and ME-Net's for total variation; so is `kappa`, which is else 50 where the paper says only
+    "CW"; ME-Net's estimator is the nuclear norm unless a table names another.
     """
 
     dataset: str
@@ -25,6 +25,9 @@ class Setting:
     """vanilla, madry, thermometer, pixel-defend, total-variation or me-net."""
     training: str
     """standard or adversarial."""
+    training_steps: int | None = None
+    """Optimizer steps: epochs of Appendix B in batches of 256 (the published code), an epoch of ME-Net without
+    adversarial training being all its estimates (Algorithm 1). None for numbers quoted from other papers."""
     p: float | tuple[float, float] | None = None
     masks: int | None = None
     """Masks per image in ME-Net's training."""
@@ -32,8 +35,12 @@ class Setting:
     access: str
     """clean, black-box, gray-box, white-box or classifier-only (table 12)."""
     attack: str | None = None
+    epsilon: str | None = None
+    """The budget in linf as the paper writes it, 8/255; None for clean images and Boundary, which has none."""
     steps: int | None = None
     kappa: int | None = None
+    samples: int | None = None
+    """Samples per gradient of SPSA."""
     step_size: str | None = None
     """As the paper writes it: 2/255."""
     restarts: int | None = None

@@ -4,8 +4,9 @@ The operations of a network are counted and the speed of this machine is measure
 speeds of a GPU and of the estimators are the constants below. Expect the right order of magnitude, no more.
 """
 
+import math
 import time
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any
 
@@ -13,11 +14,18 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from menet import models
-from menet.experiments.jobs import Certify, Evaluate, Job, Prepare, Train
-from menet.experiments.measures import FeatureVectors, Timing
+from menet.attacks.eot import MAX_BATCH
+from menet.experiments.jobs import Certify, Evaluate, EvaluatePart, Job, Prepare, Train
+from menet.experiments.measures import FeatureVectors, Redistributed, Timing
 
 GPU_SPEED = 1.0e13
 """Assumed operations per second of a data-center GPU on these small images, in float32 with TF32."""
+GPU_HALF_SPEED = 2.5e13
+"""The same in bfloat16: 116 minutes for 100 epochs of 10-step adversarial training (FastAT benchmark)."""
+GPU_CONTEXT = 0.7e9
+"""Bytes of GPU memory that a process takes before it computes anything."""
+CORE_SPEED = 3.0e10
+"""Operations per second of a core that plans assume, where they must not depend on the machine."""
 GPU_ESTIMATION = 1.0e-5
 """Assumed seconds on a GPU to estimate one image of 3072 values, in large batches."""
 CORE_ESTIMATION = {"usvt": 2e-4, "soft-impute": 7e-4, "nuclear-norm": 5e-4, "tubal": 1.5e-3, "mask-only": 2e-5}
@@ -26,6 +34,8 @@ JOB_OVERHEAD = 0.6
 """Seconds per job of any size: loading the data and the model, writing."""
 PASS_OVERHEAD = {True: 0.04, False: 0.004}
 """Seconds of one core per pass of any size, with preprocessing and without."""
+ESTIMATION_COPIES = 24
+"""Copies of an image that estimating it, with a gradient, holds in memory."""
 FORWARD_AND_BACKWARD = 3
 """The cost of a forward and backward pass, in forward passes."""
 
@@ -44,7 +54,9 @@ class Cost:
     """The cost of a job."""
 
     operations: float = 0.0
-    """Floating-point operations of networks."""
+    """Floating-point operations of networks, in float32."""
+    half_operations: float = 0.0
+    """The same in bfloat16."""
     estimation_seconds: float = 0.0
     """Seconds of one core for matrix estimation."""
     images_estimated: float = 0.0
@@ -59,10 +71,15 @@ class Cost:
 
     def seconds(self, speed: float) -> float:
         """On one core of `speed` operations per second."""
-        return JOB_OVERHEAD + self.operations / speed + self.estimation_seconds + self.overhead_seconds
+        operations = self.operations + self.half_operations
+        return JOB_OVERHEAD + operations / speed + self.estimation_seconds + self.overhead_seconds
 
     def gpu_seconds(self) -> float:
-        return self.operations / GPU_SPEED + self.images_estimated * GPU_ESTIMATION
+        networks = self.operations / GPU_SPEED + self.half_operations / GPU_HALF_SPEED
+        return networks + self.images_estimated * GPU_ESTIMATION
+
+    def __mul__(self, factor: float) -> "Cost":
+        return Cost(*(getattr(self, one.name) * factor for one in fields(self)))
 
 
 def cost_of(job: Job) -> Cost:
@@ -73,8 +90,11 @@ def cost_of(job: Job) -> Cost:
         return _estimation(job.defense, job.dataset, images) + Cost(disk=images * channels * side * side)
     if isinstance(job, Train):
         return _training(job)
+    if isinstance(job, EvaluatePart):
+        return _evaluation(job.whole) * (1 / job.of)
     if isinstance(job, Evaluate):
-        return _evaluation(job)
+        # Gathering the rows of parts takes no more than their space.
+        return Cost(disk=_evaluation(job).disk) if job.parts else _evaluation(job)
     if isinstance(job, Certify):
         examples = _examples(job.model, job.settings.stop)
         passes = examples * (job.settings.selection + job.settings.estimation)
@@ -85,6 +105,39 @@ def cost_of(job: Job) -> Cost:
     if isinstance(job, Timing):
         return _estimation(job.defense, job.dataset, job.batch_size * job.rounds)
     return Cost()
+
+
+def memory_of(job: Job) -> float:
+    """Bytes of GPU memory that a job needs: its context, weights, and what a backward pass keeps of a batch."""
+    if isinstance(job, EvaluatePart):
+        return memory_of(job.whole)
+    if isinstance(job, Evaluate) and job.parts:
+        return 0.0
+    if isinstance(job, Train):
+        config = job.config
+        weights = 3 + (config.optimizer == "adamw") + bool(config.ema)
+        estimated = config.batch_size if config.defense and job.prepared is None else 0
+        return _memory(job, weights, config.batch_size, estimated)
+    if isinstance(job, Evaluate):
+        settings = job.settings
+        together = min(job.max_batch, job.batch_size * settings.get("eot", 1))
+        return _memory(job.model, 2 if job.surrogate is None else 3, together, job.max_batch)
+    if isinstance(job, Certify | FeatureVectors | Redistributed):
+        model = next(one for one in (*job.needs, *job.needs[0].needs) if isinstance(one, Train))
+        return _memory(model, 1, 0, MAX_BATCH)
+    return GPU_CONTEXT if isinstance(job, Prepare | Timing) else 0.0
+
+
+def hours_of(job: Job, *, gpu: bool) -> float:
+    """Estimated hours on a GPU or on a core, the same on every machine."""
+    cost = cost_of(job)
+    return (cost.gpu_seconds() if gpu else cost.seconds(CORE_SPEED)) / 3600
+
+
+def parts_of(job: Evaluate, most_hours: float, *, gpu: bool) -> int:
+    """How many parts of at most so many hours an evaluation splits into; a part is at least one batch."""
+    batches = -(-_examples(job.model, job.examples) // job.batch_size)
+    return max(1, min(batches, math.ceil(hours_of(job, gpu=gpu) / most_hours)))
 
 
 def speed_of_a_core() -> float:
@@ -107,21 +160,30 @@ def speed_of_a_core() -> float:
 
 
 @cache
-def forward_operations(network: str, channels: int, side: int, classes: int) -> tuple[int, int]:
-    """Operations of one image's forward pass, and the number of parameters."""
+def forward_operations(network: str, channels: int, side: int, classes: int) -> tuple[int, int, int]:
+    """Operations of one image's forward pass, the number of parameters, and values that a backward pass keeps."""
     generator = torch.Generator().manual_seed(0)
     built = models.build(network, channels=channels, side=side, classes=classes, generator=generator).eval()
+    kept = 0
+
+    def count(module: torch.nn.Module, inputs: object, output: torch.Tensor) -> None:
+        nonlocal kept
+        kept += output.numel()
+
+    for module in built.modules():
+        if not list(module.children()):
+            module.register_forward_hook(count)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         built(torch.zeros(1, channels, side, side))
-    return counter.get_total_flops(), sum(one.numel() for one in built.parameters())
+    return counter.get_total_flops(), sum(one.numel() for one in built.parameters()), kept
 
 
 def _training(job: Train) -> Cost:
     config = job.config
     _, _, _, training, _ = _shape(config.dataset)
     limit = job.prepared.limit if job.prepared else config.limit
-    images = config.epochs * min(limit or training, training)
-    attack = config.steps * config.eot if config.objective != "standard" else 0
+    images = config.epochs * min(limit or training, training) * job.copies
+    attack = {"standard": 0, "n-fgsm": config.eot}.get(config.objective, config.steps * config.eot)
     passes = images * (attack + 1)
     preprocessed = bool(config.defense) and job.prepared is None
     overhead = Cost(
@@ -129,7 +191,10 @@ def _training(job: Train) -> Cost:
         disk=3 * 4 * _operations(job)[1],
         overhead_seconds=passes / config.batch_size * PASS_OVERHEAD[preprocessed],
     )
-    return _passes(job, FORWARD_AND_BACKWARD * passes, 0 if job.prepared else passes) + overhead
+    cost = _passes(job, FORWARD_AND_BACKWARD * passes, 0 if job.prepared else passes)
+    if config.precision != "float32":
+        cost = replace(cost, operations=0.0, half_operations=cost.operations)
+    return cost + overhead
 
 
 def _evaluation(job: Evaluate) -> Cost:
@@ -165,6 +230,14 @@ def _passes(model: Train, forward: float, estimated: float) -> Cost:
     return cost + _estimation(config.defense, config.dataset, estimated) if config.defense else cost
 
 
+def _memory(model: Train, weights: int, kept: int, estimated: int) -> float:
+    """Bytes for so many sets of weights, activations of `kept` images, and estimates of `estimated` ones."""
+    channels, side, *_ = _shape(model.config.dataset)
+    _, parameters, activations = _operations(model)
+    estimates = estimated * channels * side * side * ESTIMATION_COPIES if model.config.defense else 0
+    return GPU_CONTEXT + 4 * (weights * parameters + kept * activations + estimates)
+
+
 def _estimation(defense: dict[str, Any], dataset: str, count: float) -> Cost:
     channels, side, *_ = _shape(dataset)
     images = count * channels * side * side / 3072
@@ -172,7 +245,7 @@ def _estimation(defense: dict[str, Any], dataset: str, count: float) -> Cost:
     return Cost(estimation_seconds=images * seconds, images_estimated=images)
 
 
-def _operations(model: Train) -> tuple[int, int]:
+def _operations(model: Train) -> tuple[int, int, int]:
     channels, side, classes, *_ = _shape(model.config.dataset)
     levels = model.config.defense.get("levels", 1) if model.config.defense.get("name") == "thermometer" else 1
     return forward_operations(model.config.model, channels * levels, side, classes)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from menet.experiments.jobs import Train, format_schedule
-from menet.experiments.measures import FeatureVectors, Ranks, Reconstructions
+from menet.experiments.measures import FeatureVectors, Ranks, Reconstructions, Redistributed
 from menet.experiments.plan import NAMES, Cell, Figure, Form, Panel, Point
 from menet.experiments.tables import (
     HIGH,
@@ -33,6 +33,18 @@ def figure1() -> Figure:
 def figure2() -> Figure:
     """Images masked with several p and reconstructed."""
     return _reconstructions("figure2", "Images under matrix estimation", "visual me", (0.3, 0.5, 0.7, 0.9))
+
+
+def figure3() -> Figure:
+    """The diagram of training and inference, with an image of Tiny-ImageNet on its way."""
+    job = Reconstructions(
+        dataset="tiny-imagenet",
+        defense={**me_net("nuclear-norm", LOW), "masks": 1},
+        probabilities=(LOW[0], sum(LOW) / 2, LOW[1]),
+        examples=1,
+    )
+    panel = Panel("", sources=(("images", job),))
+    return Figure("figure3", "ME-Net's training and inference", "diagram", (panel,), "", "menet")
 
 
 def figure4() -> Figure:
@@ -100,8 +112,9 @@ def figure9() -> Figure:
 
 
 def figure10() -> Figure:
-    """Clean and adversarial images and the perturbation, before and after ME-Net's preprocessing."""
-    job = replace(white_box(model("tiny-imagenet", p=LOW), 40), examples=100, snapshots=4)
+    """Images, adversarial examples of the vanilla network and their differences, before and after estimation."""
+    attacked = replace(white_box(model("tiny-imagenet", "vanilla"), 40), examples=100, snapshots=4)
+    job = Redistributed(attacked=attacked, defended=model("tiny-imagenet", p=LOW))
     panel = Panel("", sources=(("images", job),))
     title = "Adversarial perturbations before and after matrix estimation"
     return Figure("figure10", title, "pictures", (panel,), "", "appendix timgnet")

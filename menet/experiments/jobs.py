@@ -7,6 +7,7 @@ changing a setting changes the keys of the jobs that depend on it, and no others
 
 import hashlib
 import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
@@ -14,9 +15,15 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
 from menet import data
 from menet.attacks import Margin
+from menet.attacks.eot import MAX_BATCH
 from menet.defense import MENet
+from menet.distributed import Worker
 from menet.errors import ConfigurationError
 from menet.evaluation import (
     CertificateSettings,
@@ -27,17 +34,22 @@ from menet.evaluation import (
     parse_attack,
     read_folder,
 )
-from menet.files import Store
+from menet.files import Store, write_atomically
+from menet.masks import bernoulli
 from menet.preprocessed import Preprocessed
 from menet.training import TrainingConfig, load_model, train
 from menet.training.prepared import prepare
 
-FORMAT = 1
+FORMAT = 2
 """Part of every key: raised when a job of the same configuration would compute something else."""
 DONE = "done.json"
 """The marker of a finished job, in its folder."""
 FROZEN_DRAWS = 10
 """Draws in the frozen mask bank that decision-based attacks query."""
+VOTES = 10
+"""Draws in the paper's majority vote."""
+SCHEDULED = "schedule"
+"""The view of a ME-Net whose draws take their p from the training schedule, in records."""
 
 JobKind = TypeVar("JobKind", bound="Job")
 
@@ -50,6 +62,7 @@ class Workspace:
     data: Path | None = None
     """Folder of the datasets; `MENET_DATA` or the user's cache folder if None."""
     device: str = "cpu"
+    """cpu, cuda, cuda:0, …; training, evaluation and preparation all run on it."""
     threads: int = 1
     """Threads per job; results of one seed agree to the last bit only for one number of threads."""
     address: str | None = None
@@ -129,7 +142,15 @@ class Prepare(Job):
     kind: ClassVar[str] = "prepare"
 
     def run(self, folder: Path, workspace: Workspace) -> None:
-        prepare(self.dataset, self.defense, folder / "set", root=workspace.data, limit=self.limit, seed=self.seed)
+        prepare(
+            self.dataset,
+            self.defense,
+            folder / "set",
+            root=workspace.data,
+            limit=self.limit,
+            seed=self.seed,
+            device=workspace.device,
+        )
 
     def title(self) -> str:
         return f"prepare {self.dataset} {describe_defense(self.defense)}"
@@ -153,7 +174,7 @@ class Train(Job):
         config = self.config
         if self.prepared is not None:
             config = replace(config, prepared=str(workspace.ready(self.prepared) / "set"))
-        train(config, folder / "run", root=workspace.data)
+        train(config, folder / "run", root=workspace.data, device=workspace.device)
 
     def title(self) -> str:
         return f"train {self.summary()}"
@@ -164,6 +185,35 @@ class Train(Job):
         words = [config.objective, config.dataset, config.model, describe_defense(config.defense)]
         return " ".join(filter(None, words)) + (f" seed {config.seed}" if config.seed else "")
 
+    def steps(self, training_images: int) -> int:
+        """Optimizer steps of the whole run on a dataset of so many training images."""
+        config = self.config
+        limit = config.limit if self.prepared is None else self.prepared.limit
+        images = min(limit or training_images, training_images) - config.validation
+        return config.epochs * (images * self.copies // config.batch_size)
+
+    @property
+    def copies(self) -> int:
+        """How many estimates of an image an epoch shows."""
+        every = self.prepared is not None and self.config.every_copy
+        return int(self.config.defense["masks"]) if every else 1
+
+    def described(self) -> str:
+        """How it is trained, in a few words: `adversarial, 200 epochs, fresh masks`."""
+        config, defense = self.config, self.config.defense
+        words = [config.objective, f"{config.epochs} epochs"]
+        if defense.get("name") == "me-net":
+            masks = defense["masks"]
+            if self.copies > 1:
+                words.append(f"all {masks} estimates of an image per epoch")
+            elif self.prepared is not None:
+                words.append(f"one of {masks} estimates of an image per epoch" if masks > 1 else "one estimate")
+            elif "bank" in defense:
+                words.append(f"{masks} fixed masks per image" if masks > 1 else "one fixed mask per image")
+            else:
+                words.append("fresh masks")
+        return ", ".join(words)
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Evaluate(Job):
@@ -173,10 +223,10 @@ class Evaluate(Job):
     attack: str
     """A name of `menet.attacks.NAMES`."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """The attack's settings; `kappa` is the confidence of a margin loss."""
+    """The attack's settings; `kappa` is the confidence of a margin loss, `epsilon` None is no budget."""
     gradient: str | None = None
     surrogate: Train | None = None
-    """The model that a transfer attack takes its gradients from."""
+    """The model that a transfer attack takes its gradients from; `gradient` is then that of its defense."""
     gray: bool = False
     """Gray-box: attack the network behind the preprocessing, unaware of it."""
     examples: int | None = None
@@ -184,29 +234,67 @@ class Evaluate(Job):
     draws: int = 100
     """Fresh random draws of the defense that each image is scored on."""
     batch_size: int = 100
+    max_batch: int = MAX_BATCH
+    """Largest number of images in one forward pass."""
     snapshots: int = 0
     """Images to keep in the records, clean and adversarial, from the start of the test set."""
     seed: int = 0
 
+    parts: "tuple[EvaluatePart, ...]" = ()
+    """The jobs that do the work side by side, if any; where the rows are made changes none, so not in the key."""
+
     kind: ClassVar[str] = "evaluate"
 
+    @property
+    def needs(self) -> tuple[Job, ...]:
+        return self.parts or super().needs
+
+    def content(self) -> dict[str, Any]:
+        content = super().content()
+        del content["parts"]
+        return content
+
+    def split(self, parts: int) -> "Evaluate":
+        """The same evaluation, of the same rows, as `parts` jobs and one that gathers their rows."""
+        if parts < 2:
+            return self
+        whole = replace(self, parts=())
+        return replace(self, parts=tuple(EvaluatePart(whole=whole, part=k, of=parts) for k in range(parts)))
+
     def run(self, folder: Path, workspace: Workspace) -> None:
+        if not self.parts:
+            self.measure(folder, workspace, Worker())
+            return
+        (folder / "records").mkdir(exist_ok=True)
+        for part in self.parts:
+            for rows in sorted((workspace.ready(part) / "records").iterdir()):
+                write_atomically(folder / "records" / rows.name, rows.read_bytes())
+
+    def measure(self, folder: Path, workspace: Workspace, worker: Worker) -> None:
+        """Write the rows of every batch whose turn is `worker`'s."""
         model = load_model(workspace.ready(self.model) / "run")
         settings = dict(self.settings)
+        if settings.get("epsilon", 0) is None:
+            settings["epsilon"] = math.inf
         kappa = settings.pop("kappa", None)
         if kappa is not None:
             settings["loss"] = Margin(kappa)
-        loader = None
-        options = {"gradient": self.gradient} if self.gradient and isinstance(model, Preprocessed) else {}
+        loader, attacked = None, model
+        options: dict[str, Any] = {}
         if self.surrogate is not None:
-            surrogate = load_model(workspace.ready(self.surrogate) / "run")
+            attacked = surrogate = load_model(workspace.ready(self.surrogate) / "run")
             options["on"], loader = "surrogate", lambda _: surrogate
-        elif self.gray and isinstance(model, Preprocessed):
+        if self.gradient and isinstance(attacked, Preprocessed):
+            options["gradient"] = self.gradient
+        if self.surrogate is None and self.gray and isinstance(model, Preprocessed):
             options["on"] = "classifier"
         if self.attack in ("boundary", "hop-skip-jump") and isinstance(model, MENet):
             # Decision-based attacks need a deterministic model; scoring still uses fresh draws.
             options["draws"] = f"fixed:{FROZEN_DRAWS}:{self.seed}"
         attack_run = parse_attack(self.attack, model, loader, **settings, **options)
+        if hasattr(attack_run.attack, "max_batch"):
+            attack_run = replace(attack_run, attack=replace(attack_run.attack, max_batch=self.max_batch))
+        views = {SCHEDULED: (FromSchedule(model), VOTES)} if isinstance(model, MENet) else None
         dataset = data.load(self.model.config.dataset, "test", workspace.data)
         evaluate(
             model,
@@ -218,10 +306,13 @@ class Evaluate(Job):
                 batch_size=self.batch_size,
                 draws=self.draws,
                 seed=self.seed,
+                max_batch=self.max_batch,
                 snapshots=self.snapshots,
             ),
             source=self.model.key[:20],
             device=workspace.device,
+            worker=worker,
+            views=views,
         )
 
     def records(self, workspace: Workspace) -> Records:
@@ -233,6 +324,46 @@ class Evaluate(Job):
         access = "transfer " if self.surrogate else "gray-box " if self.gray else ""
         gradient = f" {self.gradient}" if self.gradient else ""
         return f"{access}{self.attack}({settings}){gradient} on {self.model.summary()}"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class EvaluatePart(Job):
+    """Every `of`-th batch of an evaluation, from batch `part` on: as process `part` of `of` would write it."""
+
+    whole: Evaluate
+    part: int
+    of: int
+
+    kind: ClassVar[str] = "part"
+
+    @property
+    def needs(self) -> tuple[Job, ...]:
+        return self.whole.needs
+
+    def run(self, folder: Path, workspace: Workspace) -> None:
+        self.whole.measure(folder, workspace, Worker(self.part, self.of))
+
+    def title(self) -> str:
+        return f"part {self.part + 1} of {self.of} of {self.whole.title()}"
+
+
+class FromSchedule(nn.Module):
+    """A ME-Net that draws p from its training schedule in evaluation too, as the paper's majority vote does."""
+
+    def __init__(self, model: MENet) -> None:
+        super().__init__()
+        self.model = model
+
+    def reseed(self, seed: int) -> None:
+        self.model.reseed(seed)
+
+    def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b classes"]:
+        model, count = self.model, len(images)
+        schedule = torch.tensor(model.schedule)
+        p = schedule[torch.randint(len(schedule), (count,), generator=model.generator)]
+        mask = bernoulli((count, *model.mask_shape(images)), p, model.generator, images.device)
+        logits: Tensor = model(images, mask)
+        return logits
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -259,6 +390,15 @@ class Certify(Job):
         return f"certify {self.model.summary()}"
 
 
+def split_evaluations(job: JobKind, parts: Callable[[Evaluate], int]) -> JobKind:
+    """`job` with the evaluations it needs, and itself, split into as many jobs as `parts` says for each."""
+
+    def change(one: Job) -> Job:
+        return one.split(parts(one)) if isinstance(one, Evaluate) and not one.parts else one
+
+    return transformed(job, change)
+
+
 def transformed(job: JobKind, change: Callable[[Job], Job]) -> JobKind:
     """`job` with `change` applied first to all jobs it needs, then to itself; `change` keeps a job's kind."""
     changed = _transformed(job, change)
@@ -281,6 +421,7 @@ def describe_defense(defense: Mapping[str, Any]) -> str:
     if defense["name"] != "me-net":
         return str(defense["name"])
     masks = "" if defense["masks"] == 10 else f" {defense['masks']} masks"
+    masks += " from a bank" if "bank" in defense else ""
     return f"me-net {defense['estimator']['name']} {format_schedule(defense['p'])}{masks}"
 
 

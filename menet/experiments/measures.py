@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from menet import data
 from menet.data import Dataset
+from menet.data.dataset import SPLITS
 from menet.defense import MENet
-from menet.evaluation.snapshots import features_of, pack, save_features
-from menet.experiments.jobs import Evaluate, Job, Workspace, describe_defense
+from menet.evaluation.snapshots import features_of, pack, save_features, unpack
+from menet.experiments.jobs import Evaluate, Job, Train, Workspace, describe_defense
 from menet.files import write_atomically
 from menet.images import split_channels, to_matrix
 from menet.linalg import approximate_rank
@@ -44,7 +45,7 @@ class Measurement(Job):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Ranks(Measurement):
-    """The approximate rank of test images: the fewest singular values that hold 90% of the energy."""
+    """The approximate rank of images of both splits: the fewest singular values that hold 90% of the energy."""
 
     dataset: str
     limit: int | None = None
@@ -53,9 +54,13 @@ class Ranks(Measurement):
     kind: ClassVar[str] = "ranks"
 
     def measure(self, workspace: Workspace) -> dict[str, Any]:
-        dataset = data.load(self.dataset, "test", workspace.data)
-        ranks = ranks_of(dataset, min(self.limit or len(dataset), len(dataset)), self.energy)
-        return {"dataset": dataset.name, "images": len(ranks), "histogram": ranks.bincount().tolist()}
+        splits = [data.load(self.dataset, split, workspace.data) for split in SPLITS]
+        total = sum(map(len, splits))
+        # Of a limit each split has its part.
+        fraction = 1.0 if self.limit is None else min(1.0, self.limit / total)
+        samples = [split.sample(max(1, round(fraction * len(split)))) for split in splits]
+        ranks = torch.cat([ranks_of(sample, len(sample), self.energy) for sample in samples])
+        return {"dataset": self.dataset, "images": len(ranks), "histogram": ranks.bincount().tolist()}
 
     def title(self) -> str:
         return f"ranks of {self.dataset}"
@@ -113,6 +118,44 @@ class Reconstructions(Measurement):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
+class Redistributed(Measurement):
+    """Images attacked on one network, and what a ME-Net makes of them: the paper's figure 10.
+
+    Clean and adversarial images are classified by the attacked network, their estimates, both under one mask, by
+    the ME-Net.
+    """
+
+    attacked: Evaluate
+    """Its records must hold snapshots of the images to show."""
+    defended: Train
+    seed: int = 0
+
+    kind: ClassVar[str] = "redistributed"
+
+    @torch.no_grad()
+    def measure(self, workspace: Workspace) -> dict[str, Any]:
+        records = self.attacked.records(workspace)
+        rows = [row for row in records.rows if "snapshots" in row]
+        model = load_model(workspace.ready(self.defended) / "run").eval().to(workspace.device)
+        assert isinstance(model, MENet)
+        examples: list[dict[str, Any]] = [{"label": row["label"], **row["snapshots"]} for row in rows]
+        for kind in ("clean", "adversarial"):
+            images = torch.stack([unpack(row["snapshots"][kind]["image"]) for row in rows]).to(workspace.device)
+            seen = model.reconstruct(images, torch.Generator().manual_seed(self.seed))
+            probability, prediction = model.classifier(seen).softmax(-1).max(-1)
+            for number, example in enumerate(examples):
+                example[f"{kind}_seen"] = {
+                    "image": pack(seen[number]),
+                    "prediction": int(prediction[number]),
+                    "probability": float(probability[number]),
+                }
+        return {"examples": examples, "class_names": records.evaluation["dataset"]["class_names"]}
+
+    def title(self) -> str:
+        return f"estimates by {self.defended.summary()} after {self.attacked.title()}"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class FeatureVectors(Job):
     """The penultimate-layer features of clean images and of their adversarial examples."""
 
@@ -122,7 +165,7 @@ class FeatureVectors(Job):
     kind: ClassVar[str] = "vectors"
 
     def run(self, folder: Path, workspace: Workspace) -> None:
-        model = load_model(workspace.ready(self.attacked.model) / "run")
+        model = load_model(workspace.ready(self.attacked.model) / "run").to(workspace.device)
         save_features(features_of(model, self.attacked.records(workspace)), folder)
 
     def title(self) -> str:
@@ -144,7 +187,8 @@ class Timing(Measurement):
     def measure(self, workspace: Workspace) -> dict[str, Any]:
         dataset = data.load(self.dataset, "test", workspace.data)
         images, _ = dataset.batch(slice(0, min(self.batch_size, len(dataset))))
-        model = rebuild(nn.Identity(), self.defense)
+        images = images.to(workspace.device)
+        model = rebuild(nn.Identity(), self.defense).to(workspace.device)
         assert isinstance(model, Preprocessed)
         model.fit(images, torch.Generator().manual_seed(0))
         model.eval()
@@ -153,12 +197,15 @@ class Timing(Measurement):
             generator = torch.Generator().manual_seed(number)
             began = time.perf_counter()
             model.preprocess(images, generator)
+            if images.device.type == "cuda":
+                torch.cuda.synchronize(images.device)
             seconds.append((time.perf_counter() - began) / len(images))
         return {
             "seconds": min(seconds),
             "rounds": seconds,
             "batch": len(images),
             "threads": torch.get_num_threads(),
+            "device": images.device.type,
         }
 
     def title(self) -> str:

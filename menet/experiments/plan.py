@@ -4,9 +4,10 @@ Numbers are functions of the records of finished jobs, saved as JSON summaries.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal
 
 from menet.errors import RecordError
@@ -14,17 +15,16 @@ from menet.evaluation import Accuracy, Records, accuracy, certified_accuracies, 
 from menet.evaluation.accuracy import Images
 from menet.experiments import claims
 from menet.experiments.claims import Claim, Setting
-from menet.experiments.jobs import Certify, Evaluate, Job, Workspace, transformed
-from menet.experiments.measures import FeatureVectors, Measurement, Ranks, Reconstructions, Timing
+from menet.experiments.cost_model import SHAPES
+from menet.experiments.jobs import SCHEDULED, VOTES, Certify, Evaluate, Job, Train, Workspace, transformed
+from menet.experiments.measures import FeatureVectors, Measurement, Ranks, Reconstructions, Redistributed, Timing
 from menet.experiments.runner import JobOutcome, finished
 from menet.experiments.scale import Scale
 from menet.files import write_atomically
 
-Criterion = Literal["expected", "vote", "hard"]
-Form = Literal["lines", "ranks", "reconstructions", "plane", "distances", "pictures"]
+Criterion = Literal["expected", "vote", "vote-mean", "hard"]
+Form = Literal["lines", "ranks", "reconstructions", "plane", "distances", "pictures", "diagram"]
 NAMES = {"mnist": "MNIST", "cifar10": "CIFAR-10", "svhn": "SVHN", "tiny-imagenet": "Tiny-ImageNet"}
-VOTES = 10
-"""Draws in the paper's majority vote."""
 FORMAT = "menet.reproduction/1"
 
 
@@ -38,8 +38,11 @@ class Cell:
     clean: bool = False
     """Clean accuracy instead of robust accuracy."""
     criterion: Criterion = "expected"
-    """`expected`: mean over fresh draws, of which the paper's single mask is one sample; `vote`: of ten draws;
-    `hard`: correct after every restart."""
+    """`expected`: mean over fresh draws, of which the paper's single mask is one sample; `vote`: of ten draws
+    with p from the training schedule; `vote-mean`: of ten draws with its mean; `hard`: correct after every
+    restart."""
+    restarts: int | None = None
+    """Count the first this many restarts of the job; all if None."""
     top: int = 1
     radius: int | None = None
     """Of certificates: the number of perturbed pixels (L0) that must not change the vote."""
@@ -75,8 +78,20 @@ class Table:
         return claims.by_place().get((self.label, cell.row, cell.column))
 
     def at(self, scale: Scale) -> "Table":
-        """The same table from the jobs of a scale."""
-        return replace(self, cells=tuple(_cell_at(cell, scale) for cell in self.cells))
+        """The same table from the jobs of a scale, without the rows that the scale does not measure."""
+        kept = tuple(cell for cell in self.cells if scale.measures(cell.job))
+        rows = dict.fromkeys(cell.row for cell in kept)
+        left_out = [row for row in dict.fromkeys(cell.row for cell in self.cells) if row not in rows]
+        note = f"Not measured at scale {scale.name}: {'; '.join(left_out)}." if left_out else ""
+        cells = tuple(_cell_at(cell, scale) for cell in kept)
+        return replace(self, cells=cells, note=" ".join(filter(None, (self.note, note))))
+
+    def select(self, keeps: "Selection") -> "Table":
+        """The table of the cells to keep."""
+        cells = self.cells
+        return replace(
+            self, cells=tuple(one for one in cells if keeps(f"{one.row} {one.column}", one.job, one.ours))
+        )
 
 
 @dataclass(frozen=True)
@@ -93,7 +108,7 @@ class Panel:
 
     title: str
     curves: tuple[tuple[str, tuple[Point, ...]], ...] = ()
-    sources: tuple[tuple[str, Ranks | Reconstructions | FeatureVectors | Evaluate], ...] = ()
+    sources: tuple[tuple[str, Ranks | Reconstructions | Redistributed | FeatureVectors], ...] = ()
 
     @property
     def jobs(self) -> tuple[Job, ...]:
@@ -132,8 +147,28 @@ class Figure:
         """The same figure from the jobs of a scale."""
         return replace(self, panels=tuple(panel.at(scale) for panel in self.panels))
 
+    def select(self, keeps: "Selection") -> "Figure":
+        """The figure of the points and pictures to keep."""
+        panels = []
+        for panel in self.panels:
+            curves = tuple(
+                (name, tuple(one for one in points if keeps(f"{panel.title} {name}", one.cell.job, False)))
+                for name, points in panel.curves
+            )
+            sources = tuple((name, job) for name, job in panel.sources if keeps(panel.title, job, False))
+            panels.append(replace(panel, curves=curves, sources=sources))
+        return replace(self, panels=tuple(panels))
+
 
 Experiment = Table | Figure
+Selection = Callable[[str, Job, bool], bool]
+"""Whether to keep a number or picture, by its words, its job, and whether the paper lacks it."""
+
+
+def datasets_of(job: Job) -> set[str]:
+    """The datasets that a job and those it needs use."""
+    own = job.config.dataset if isinstance(job, Train) else getattr(job, "dataset", None)
+    return ({own} if own else set()).union(*(datasets_of(need) for need in job.needs))
 
 
 def graph(jobs: Iterable[Job]) -> tuple[Job, ...]:
@@ -152,29 +187,33 @@ def _with_needs(job: Job) -> Iterator[Job]:
 
 
 def _cell_at(cell: Cell, scale: Scale) -> Cell:
-    return replace(cell, job=transformed(cell.job, scale))
+    restarts = None if cell.restarts is None else scale.restarts(cell.restarts)
+    return replace(cell, job=transformed(cell.job, scale), restarts=restarts)
 
 
 def _setting(cell: Cell, job: Evaluate) -> Setting:
     config, defense = job.model.config, job.model.config.defense
     method = defense.get("name") or ("madry" if config.objective == "adversarial" else "vanilla")
     is_me_net = method == "me-net"
-    p = defense["p"] if is_me_net else None
+    p = defense.get("p")
     known: dict[str, object] = {}
     if cell.clean:
         access = "clean"
     else:
         access, known = _attack(job, method)
+        if cell.restarts is not None:
+            known["restarts"] = cell.restarts
     return Setting(
         dataset=config.dataset,
         network=config.model,
         method=method,
         training=config.objective,
+        training_steps=job.model.steps(SHAPES[config.dataset][3]),
         p=tuple(p) if isinstance(p, list) else p,
         masks=defense["masks"] if is_me_net else None,
         estimator=defense["estimator"]["name"] if is_me_net else None,
         access=access,
-        inference={"expected": "single", "vote": "vote", "hard": "all-restarts"}[cell.criterion],
+        inference={"expected": "single", "hard": "all-restarts"}.get(cell.criterion, cell.criterion),
         metric=f"top-{cell.top}",
         **known,  # type: ignore[arg-type]
     )
@@ -193,7 +232,12 @@ def _attack(job: Evaluate, method: str) -> tuple[str, dict[str, object]]:
         attack = "cw" if "kappa" in settings else "pgd" if settings["steps"] > 1 else "fgsm"
     if attack == "pgd" and access == "white-box" and method not in ("vanilla", "madry"):
         attack = "bpda"
-    known: dict[str, object] = {"attack": attack, "kappa": settings.get("kappa")}
+    known: dict[str, object] = {
+        "attack": attack,
+        "epsilon": None if settings["epsilon"] is None else f"{255 * settings['epsilon']:.4g}/255",
+        "kappa": settings.get("kappa"),
+        "samples": settings.get("samples"),
+    }
     if attack in ("pgd", "bpda", "approximate-input", "projected-bpda"):
         known |= {"steps": settings["steps"], "step_size": f"{255 * settings['step_size']:.4g}/255"}
         known["restarts"] = settings.get("restarts")
@@ -282,7 +326,20 @@ def measured(cell: Cell, workspace: Workspace, outcomes: Mapping[str, JobOutcome
         "examples": number.examples,
         "interval": number.interval,
         "dataset": job.model.config.dataset,
+        "training": job.model.described(),
+        **_distances(job, job.records(workspace)),
     }
+
+
+def _distances(job: Evaluate | Certify, records: Records) -> dict[str, Any]:
+    """The median distance of what an attack without a budget found, among images that it moved."""
+    if not isinstance(job, Evaluate) or job.settings.get("epsilon", 0) is not None:
+        return {}
+    found = {
+        norm: [row["perturbation"][norm] for row in records.rows if row["perturbation"][norm]]
+        for norm in ("l2", "linf")
+    }
+    return {"median_distance": {norm: median(values) if values else 0.0 for norm, values in found.items()}}
 
 
 def _accuracy(cell: Cell, job: Evaluate | Certify, records: Records) -> Accuracy:
@@ -290,9 +347,13 @@ def _accuracy(cell: Cell, job: Evaluate | Certify, records: Records) -> Accuracy
         radius = cell.radius or 0
         return certified_accuracies(records, [radius])[radius]
     if cell.criterion == "hard":
-        return restart_accuracies(records)[0]
+        rows = tuple({**row, "restarts": row["restarts"][: cell.restarts]} for row in records.rows)
+        return restart_accuracies(replace(records, rows=rows))[0]
     images: Images = "clean" if cell.clean else "adversarial"
     if cell.criterion == "vote":
+        rows = tuple({**row, "adversarial": row["views"][SCHEDULED]} for row in records.rows)
+        return accuracy(replace(records, rows=rows), "adversarial", "vote", cell.top)
+    if cell.criterion == "vote-mean":
         records = replace(records, rows=tuple(_first(row, VOTES) for row in records.rows))
         return accuracy(records, images, "vote", cell.top)
     return accuracy(records, images, "expected", cell.top)
@@ -322,6 +383,6 @@ def _panel(panel: Panel, workspace: Workspace, outcomes: Mapping[str, JobOutcome
         elif isinstance(job, Measurement):
             sources[name] = job.result(workspace)
         else:
-            # Features and snapshots stay in the job's folder, where the report reads them.
+            # Features stay in the job's folder, where the report reads them.
             sources[name] = {"folder": str(workspace.ready(job).relative_to(workspace.root))}
     return {"title": panel.title, "curves": curves, "sources": sources}

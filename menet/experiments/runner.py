@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, TextIO
 
@@ -27,8 +27,8 @@ from menet.files import write_atomically
 LOG, DESCRIPTION = "log.txt", "job.json"
 RETRIES = 2
 """How often a job is retried if its process died; a job that raised an error is not retried."""
-GPU_KINDS = ("train", "evaluate", "certify")
-"""Kinds of jobs that run a network."""
+GPU_KINDS = ("prepare", "train", "evaluate", "part", "certify", "vectors", "redistributed", "cost")
+"""Kinds of jobs that run on the device; the others need no GPU."""
 
 Status = Literal["kept", "done", "failed", "blocked"]
 
@@ -119,15 +119,28 @@ def blocked(job: Job, by: JobOutcome) -> JobOutcome:
     return JobOutcome(job.key, job.title(), "blocked", message=cause, log=by.log)
 
 
+def needs_gpu(job: Job) -> bool:
+    """Whether a job uses the device; gathering the rows of parts does not."""
+    return job.kind in GPU_KINDS and not getattr(job, "parts", ())
+
+
 @dataclass(frozen=True)
 class Local:
-    """This machine: one job after another in this process, or `workers` processes in parallel."""
+    """This machine: one job after another in this process, or `workers` processes in parallel.
+
+    With `gpus`, jobs that use one are given one of them, `jobs_per_gpu` at a time to each; the other jobs run
+    beside them on the CPU.
+    """
 
     workers: int = 1
+    gpus: tuple[str, ...] = ()
+    """Devices: cuda:0, cuda:1, …"""
+    jobs_per_gpu: int = 1
 
     def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise ConfigurationError(f"expected workers >= 1, got {self.workers}")
+        for name in ("workers", "jobs_per_gpu"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(f"expected {name} >= 1, got {getattr(self, name)}")
 
     def __call__(self, jobs: Sequence[Job], workspace: Workspace, on_outcome: Callback) -> dict[str, JobOutcome]:
         outcomes: dict[str, JobOutcome] = {}
@@ -138,7 +151,8 @@ class Local:
             else:
                 _note(outcomes, JobOutcome(job.key, job.title(), "kept"), on_outcome)
         pool: ProcessPoolExecutor | None = None
-        running: dict[Future[JobOutcome], Job] = {}
+        running: dict[Future[JobOutcome], tuple[Job, str | None]] = {}
+        free = list(self.gpus) * self.jobs_per_gpu
         attempts: dict[str, int] = {}
         try:
             while waiting or running:
@@ -146,16 +160,23 @@ class Local:
                 if self.workers == 1:
                     if ready:
                         waiting.remove(ready[0])
-                        _note(outcomes, execute(ready[0], workspace), on_outcome)
+                        place = self._place(workspace, next(iter(free), None))
+                        _note(outcomes, execute(ready[0], place), on_outcome)
                     continue
                 pool = pool or _pool(self.workers)
-                for job in ready[: self.workers - len(running)]:
+                for job in ready:
+                    uses = bool(self.gpus) and needs_gpu(job)
+                    if len(running) == self.workers or (uses and not free):
+                        continue
+                    gpu = free.pop(0) if uses else None
                     waiting.remove(job)
-                    running[pool.submit(execute, job, workspace)] = job
+                    running[pool.submit(execute, job, self._place(workspace, gpu))] = (job, gpu)
                 if not running:
                     continue
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    job = running.pop(future)
+                    job, gpu = running.pop(future)
+                    if gpu is not None:
+                        free.append(gpu)
                     try:
                         _note(outcomes, future.result(), on_outcome)
                     except BrokenProcessPool:
@@ -169,6 +190,9 @@ class Local:
             if pool is not None:
                 pool.shutdown(wait=True, cancel_futures=True)
         return outcomes
+
+    def _place(self, workspace: Workspace, gpu: str | None) -> Workspace:
+        return replace(workspace, device=gpu or "cpu") if self.gpus else workspace
 
 
 def _settle(waiting: list[Job], outcomes: dict[str, JobOutcome], on_outcome: Callback) -> list[Job]:
@@ -222,7 +246,8 @@ class Ray:
     address: str | None = None
     cpus: int | None = None
     gpu: bool = False
-    """Whether each job that runs a network requests a GPU."""
+    """Whether each job that uses the device requests a GPU."""
+    jobs_per_gpu: int = 1
     retries: int = 3
 
     def __call__(self, jobs: Sequence[Job], workspace: Workspace, on_outcome: Callback) -> dict[str, JobOutcome]:
@@ -245,7 +270,7 @@ class Ray:
             options = task.options(
                 name=f"{job.kind} {job.key[:8]}",
                 num_cpus=workspace.threads,
-                num_gpus=1 if self.gpu and job.kind in GPU_KINDS else 0,
+                num_gpus=1 / self.jobs_per_gpu if self.gpu and needs_gpu(job) else 0,
                 max_retries=self.retries,
             )
             references[job.key] = options.remote(job, workspace, *(references[need.key] for need in job.needs))

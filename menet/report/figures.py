@@ -167,21 +167,16 @@ def t_sne(named: Sequence[tuple[str, Features]], seed: int = 0) -> Figure:
 
 
 def distances(named: Sequence[tuple[str, Features]]) -> Figure:
-    """Empirical CDFs of distances between features: within a class solid, between classes dashed.
-
-    Each network has its own scale, so distances are in units of its mean distance between clean images of
-    different classes; compare how far the two curves of a network lie apart.
-    """
+    """Empirical CDFs of Euclidean distances between features: within a class solid, between classes dashed."""
     with styled():
         figure = sheet(4.8, 4.6)
         places = figure.subplots(2, 1, sharex=True)
         for place, kind in zip(places, ("clean", "adversarial"), strict=True):
             for position, (name, features) in enumerate(named):
-                unit = _pairs(features.clean[:MOST_VECTORS], features.labels[:MOST_VECTORS])[1].mean() or 1.0
                 within, between = _pairs(getattr(features, kind)[:MOST_VECTORS], features.labels[:MOST_VECTORS])
                 for values, dashes, word in ((within, "-", "same class"), (between, "--", "other class")):
                     if len(values):
-                        at = np.quantile(values / unit, np.linspace(0, 1, 200))
+                        at = np.quantile(values, np.linspace(0, 1, 200))
                         place.plot(
                             at, np.linspace(0, 1, 200), dashes, color=color(position), label=f"{name}, {word}"
                         )
@@ -189,7 +184,7 @@ def distances(named: Sequence[tuple[str, Features]]) -> Figure:
             place.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
             place.set_ylabel("fraction of pairs")
             place.set_xlim(left=0)
-        places[1].set_xlabel("distance / mean distance between classes, clean")
+        places[1].set_xlabel("Euclidean distance of features")
         legend(figure, places[0])
     return figure
 

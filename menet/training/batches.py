@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from menet import data
 from menet.data import Dataset
+from menet.data.dataset import stratified
 from menet.distributed import Worker
 from menet.errors import ConfigurationError
 from menet.preprocessed import Preprocessed
@@ -42,6 +43,7 @@ class Batches:
         if config.prepared is not None:
             prepared = open_prepared(config.prepared, dataset, config.defense)
             count = len(prepared)
+            dataset = dataset.sample(count)
         shuffled = torch.randperm(count, generator=stream(SPLIT_SEED, Stream.SPLIT))
         held_out, chosen = shuffled[: config.validation], shuffled[config.validation :]
         if config.limit is not None and config.limit > len(chosen):
@@ -49,7 +51,10 @@ class Batches:
                 f"expected limit <= {len(chosen)}, the training images of {config.dataset} "
                 f"without {len(held_out)} for validation, got {config.limit}"
             )
-        chosen = chosen[: config.limit]
+        if config.limit is not None:
+            # In a fixed order, so that the sample is that of a prepared set where nothing is held out.
+            chosen = chosen.sort().values
+            chosen = chosen[stratified(dataset.labels[chosen], config.limit)]
         if config.batch_size > len(chosen):
             raise ConfigurationError(
                 f"expected batch_size <= {len(chosen)}, the number of training images, got {config.batch_size}"
@@ -63,10 +68,15 @@ class Batches:
     @property
     def steps(self) -> int:
         """Steps per epoch."""
-        return len(self.chosen) // self.config.batch_size
+        return len(self.chosen) * self._copies // self.config.batch_size
+
+    @property
+    def _copies(self) -> int:
+        """The estimates of each image that an epoch shows."""
+        return self.prepared.copies if self.prepared is not None and self.config.every_copy else 1
 
     def order(self, epoch: int) -> Int[Tensor, " n"]:
-        """The order of an epoch's images, with a random one of its estimates where a prepared set has several.
+        """The order of an epoch's images, with one or (`every_copy`) all estimates of each in a prepared set.
 
         It follows from the seed and the epoch alone, so a run can resume in the middle of an epoch.
         """
@@ -74,6 +84,9 @@ class Batches:
         positions = self.chosen[torch.randperm(len(self.chosen), generator=generator)]
         if self.prepared is None:
             return positions
+        if self._copies > 1:
+            every = (positions[:, None] * self._copies + torch.arange(self._copies)).flatten()
+            return every[torch.randperm(len(every), generator=generator)]
         copies = torch.randint(self.prepared.copies, positions.shape, generator=generator)
         return positions * self.prepared.copies + copies
 
@@ -153,9 +166,12 @@ class Batches:
 def estimated_ahead(config: TrainingConfig, model: nn.Module) -> Preprocessed | None:
     """The defense of `model` if its estimates can be made ahead of a step, else None.
 
-    They cannot where an attack needs the defense itself, or where training changes the preprocessing.
+    They cannot where an attack needs the defense itself, where training changes the preprocessing, or where the
+    defense has to know which images it is given (a bank of masks).
     """
     if config.objective != "standard" or config.prepared is not None or not isinstance(model, Preprocessed):
+        return None
+    if getattr(model, "bank", None) is not None:
         return None
     inside = {id(weight) for weight in model.classifier.parameters()}
     learned = any(weight.requires_grad and id(weight) not in inside for weight in model.parameters())

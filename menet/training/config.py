@@ -80,8 +80,10 @@ class TrainingConfig:
 
     prepared: str | None = None
     """Folder of a prepared set (`menet prepare`), whose estimates replace fresh masks."""
+    every_copy: bool = False
+    """An epoch shows every estimate of a prepared set, as in the paper's Algorithm 1, not one for each image."""
     limit: int | None = None
-    """Train on a random subset of this many images; all if None."""
+    """Train on a stratified sample of this many images; all if None."""
     validation: int = 0
     """Training images held out to select the best epoch. With 0 the last epoch is the best."""
     guard: int = 200

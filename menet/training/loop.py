@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from menet import data
+from menet.defense import MENet
 from menet.distributed import Worker, joined
 from menet.errors import AttackError, ConfigurationError, TrainingError
 from menet.files import locked, write_atomically
@@ -154,15 +155,17 @@ def train(
     *,
     root: str | os.PathLike[str] | None = None,
     saving: Saving | None = None,
+    device: str = "auto",
 ) -> TrainingResult:
     """Train by `config` in a run folder, or resume the run that is there; return the test accuracy.
 
     The folder gets `config.json`, `log.jsonl`, `last.safetensors` (the checkpoint), `best.safetensors` (the
     weights of the best epoch) and `curves.png`, and is locked while the run lasts. A run that was killed resumes
     from its last checkpoint, and on a CPU with the same number of threads ends in the same bits. Under `torchrun`
-    all processes train one model together, in a folder that all of them see. `root` holds the datasets.
+    all processes train one model together, in a folder that all of them see. `root` holds the datasets; `device`
+    `auto` is CUDA where there is a GPU, else the CPU.
     """
-    with joined() as worker:
+    with joined(device) as worker:
         batches = Batches.of(config, None if root is None else Path(root), worker.world)
         test_set = data.load(config.dataset, "test", root)
         with _started(config, Path(folder), worker, batches, saving or Saving()) as run:
@@ -215,6 +218,8 @@ def _epoch(run: Run) -> None:
     defense = estimated_ahead(config, state.model)
     names = ("augmentation",) if defense is None else ("augmentation", "model")
     drawn_from = {name: state.generators[name] for name in names}
+    bank = state.model if isinstance(state.model, MENet) and state.model.bank is not None else None
+    order = batches.order(progress.epoch)
     state.model.train()
     saved = time.monotonic()
     with (
@@ -227,6 +232,9 @@ def _epoch(run: Run) -> None:
             for group in state.optimizer.param_groups:
                 group["lr"] = learning_rate
 
+            if bank is not None:
+                first = progress.step * config.batch_size
+                bank.examples = run.worker.part(order[first : first + config.batch_size])
             strength = attack_strength_at(config, run.step, batches.steps)
             try:
                 loss, logits = run.forward(images, labels, strength)

@@ -90,8 +90,9 @@ def prepare(
     limit: int | None = None,
     per_shard: int = 4096,
     seed: int = 0,
+    device: torch.device | str = "cpu",
 ) -> Description:
-    """Write the first `limit` training images (all if None) as estimated by `defense`.
+    """Write a stratified sample of `limit` training images (all if None) as estimated by `defense`.
 
     Copy k of an image is masked with the k-th probability of the schedule. Safe to interrupt: call it again to
     resume; intact shards are kept. Under `torchrun` processes, on any number of machines that see the folder,
@@ -103,8 +104,8 @@ def prepare(
     for name, value in (("limit", limit), ("per_shard", per_shard)):
         if value is not None and value < 1:
             raise ConfigurationError(f"expected {name} >= 1, got {value}")
-    source = data.load(dataset, "train", root)
-    count = len(source) if limit is None else min(limit, len(source))
+    source = data.load(dataset, "train", root).sample(limit)
+    count = len(source)
     shape = tuple(source.images.shape[1:])
     made_of = fingerprint(source, count)
     description = Description(source.name, made_of, count, model.masks, shape, per_shard, seed, describe(model))
@@ -116,7 +117,7 @@ def prepare(
         with reporting(f"prepare {source.name}", total * description.copies) as reporter:
             for shard in mine:
                 if damage(folder, description, shard):
-                    _write_shard(folder, shard, _estimates(model, source, description, shard))
+                    _write_shard(folder, shard, _estimates(model, source, description, shard, device))
                 reporter.advance(len(description.range_of(shard)) * description.copies)
     except OSError as error:
         raise DataError(f"cannot write {folder}: {error.strerror}; complete shards are kept") from error
@@ -127,6 +128,8 @@ def open_prepared(folder: str | Path, source: Dataset, defense: Mapping[str, Any
     """Open the set made from `source` by `defense`; refuse one made otherwise, incomplete or damaged."""
     folder = Path(folder)
     description = read_description(folder)
+    if description.images <= len(source):
+        source = source.sample(description.images)
     _check_origin(folder, description, source, defense)
     parts = []
     for shard in range(description.shards):
@@ -238,7 +241,9 @@ def _claim(folder: Path, description: Description) -> None:
     write_atomically(folder / DESCRIPTION, description.as_json())
 
 
-def _estimates(model: MENet, source: Dataset, description: Description, shard: int) -> np.ndarray:
+def _estimates(
+    model: MENet, source: Dataset, description: Description, shard: int, device: torch.device | str
+) -> np.ndarray:
     generator = stream(description.seed, Stream.PREPARE, shard)
     copies = description.copies
     chosen = description.range_of(shard)
@@ -247,14 +252,14 @@ def _estimates(model: MENet, source: Dataset, description: Description, shard: i
     step = max(1, BATCH_SIZE // copies)
     for start in range(chosen.start, chosen.stop, step):
         stop = min(start + step, chosen.stop)
-        images = source.batch(slice(start, stop))[0].repeat_interleave(copies, 0)
+        images = source.batch(slice(start, stop))[0].to(device).repeat_interleave(copies, 0)
         mask = bernoulli(
             (len(images), *model.mask_shape(images)), schedule.repeat(stop - start), generator, images.device
         )
         with torch.no_grad():
             estimates = model.estimate(images, mask).mul(255).round().to(torch.uint8)
         first = (start - chosen.start) * copies
-        pixels[first : first + len(images)] = estimates.numpy()
+        pixels[first : first + len(images)] = estimates.cpu().numpy()
     return pixels
 
 

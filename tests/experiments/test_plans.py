@@ -8,9 +8,19 @@ import pytest
 from menet.errors import ConfigurationError
 from menet.experiments import EXPERIMENTS, claims, experiment
 from menet.experiments.jobs import Evaluate, Train, transformed
-from menet.experiments.plan import Experiment, Table, graph
-from menet.experiments.scale import LAPTOP, PAPER, SCALES, SMOKE, Scale
-from menet.experiments.tables import LOW, black_box, gradient_attack, model, white_box
+from menet.experiments.measures import Redistributed
+from menet.experiments.plan import Cell, Experiment, Table, graph
+from menet.experiments.scale import CORES, GPU_DAY, LAPTOP, PAPER, SCALES, SMOKE, Scale
+from menet.experiments.tables import (
+    BOUNDED,
+    DEFENDED,
+    HIGH,
+    LOW,
+    black_box,
+    gradient_attack,
+    model,
+    white_box,
+)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +45,28 @@ def test_what_a_cell_would_run_is_what_its_claim_was_measured_on(tables: list[Ta
         for cell in table.cells:
             claim = table.claim(cell)
             if claim is not None:
-                assert cell.setting().difference(claim.setting) is None, (table.name, cell.row, cell.column)
+                ours = cell.setting()
+                if claim.quoted:
+                    # Trained by the authors of another paper.
+                    ours = replace(ours, training_steps=None)
+                assert ours.difference(claim.setting) is None, (table.name, cell.row, cell.column)
+
+
+def test_a_claim_holds_the_budget_the_samples_and_the_steps_of_training() -> None:
+    """Each of them, changed in a job, is found by the comparison above."""
+    victim = model("cifar10", p=HIGH)
+    claim = claims.by_place()["cifar black ours", "ME-Net", "SPSA"].setting
+    assert (claim.epsilon, claim.samples) == ("8/255", 2048)
+    assert claim.training_steps == 200 * (10 * 50_000 // 256)
+    cell = Cell("ME-Net", "SPSA", black_box(victim, "SPSA"))
+    assert cell.setting() == claim
+    assert isinstance(cell.job, Evaluate)
+    for name, value in (("epsilon", 4 / 255), ("samples", 128)):
+        weaker = replace(cell.job, settings={**cell.job.settings, name: value})
+        assert str(replace(cell, job=weaker).setting().difference(claim)).startswith(name)
+    short = replace(victim, config=replace(victim.config, every_copy=False))
+    found = replace(cell, job=replace(cell.job, model=short)).setting().difference(claim)
+    assert found == "training_steps: 39000 here, 390600 there"
 
 
 def test_every_white_box_table_has_columns_of_exact_gradients_and_expectation(tables: list[Table]) -> None:
@@ -60,8 +91,113 @@ def test_names_agree_and_labels_are_the_papers(experiments: dict[str, Experiment
 def test_experiments_keep_their_shape_at_every_scale(experiments: dict[str, Experiment], scale: Scale) -> None:
     for plan in experiments.values():
         scaled = plan.at(scale)
-        assert len(scaled.jobs) == len(plan.jobs)
-        assert [type(job) for job in scaled.jobs] == [type(job) for job in plan.jobs]
+        measured = [job for job in plan.jobs if scale.measures(job)]
+        assert [type(job) for job in scaled.jobs] == [type(job) for job in measured]
+        assert len(measured) == len(plan.jobs) or "ide" in scaled.note, plan.name
+
+
+@pytest.mark.parametrize("scale", [LAPTOP, CORES, GPU_DAY, PAPER], ids=lambda scale: scale.name)
+def test_no_two_rows_of_a_scale_print_one_measurement_under_two_names(
+    experiments: dict[str, Experiment], scale: Scale
+) -> None:
+    """Jobs that differ at the paper's scale differ at every other (the smoke scale has one dataset)."""
+    before: dict[str, str] = {}
+    for plan in experiments.values():
+        for job in plan.jobs:
+            if scale.measures(job):
+                scaled = transformed(job, scale).key
+                assert before.setdefault(scaled, job.key) == job.key, (plan.name, job.title())
+
+
+def test_rows_of_networks_that_a_scale_lacks_are_left_out_and_named() -> None:
+    at_paper, at_day = (experiment("table4").at(scale) for scale in (PAPER, GPU_DAY))
+    assert isinstance(at_paper, Table)
+    assert isinstance(at_day, Table)
+    assert any(cell.row.startswith("WideResNet") for cell in at_paper.cells)
+    assert not any(cell.row.startswith("WideResNet") for cell in at_day.cells)
+    assert "Not measured at scale gpu-day: WideResNet · Madry" in at_day.note
+
+
+def test_an_epoch_of_the_paper_is_all_estimates_and_other_scales_say_what_theirs_is() -> None:
+    victim = model("cifar10", p=LOW)
+    assert transformed(victim, PAPER).steps(50_000) == 200 * (500_000 // 256)
+    assert (
+        transformed(victim, PAPER).described() == "standard, 200 epochs, all 10 estimates of an image per epoch"
+    )
+    at_day, at_cores = transformed(victim, GPU_DAY), transformed(victim, CORES)
+    assert at_day.described() == "standard, 200 epochs, one of 10 estimates of an image per epoch"
+    assert at_cores.described().endswith("fresh masks")
+    assert at_cores.prepared is None
+    single = transformed(model("cifar10", p=0.9, masks=1), CORES)
+    assert single.described().endswith("one fixed mask per image")
+
+
+def test_the_number_of_masks_is_that_of_fixed_masks_under_adversarial_training() -> None:
+    table = experiment("table27")
+    trained = [job for job in graph(table.jobs) if isinstance(job, Train) and job.config.objective != "standard"]
+    assert len({job.key for job in trained}) == 6
+    for job in trained:
+        assert job.config.defense["bank"] == 0
+        assert "fixed mask" in job.described()
+
+
+def test_boundary_has_no_budget_and_its_bounded_form_is_an_extension(tables: list[Table]) -> None:
+    for table in tables:
+        for cell in table.cells:
+            if isinstance(cell.job, Evaluate) and cell.job.attack == "boundary":
+                assert (cell.job.settings["epsilon"] is None) != cell.ours
+    bounded = [cell for table in tables for cell in table.cells if cell.column == BOUNDED]
+    assert len(bounded) == sum(claim.column == "Boundary" for claim in claims.load())
+
+
+def test_the_source_is_a_copy_of_the_network_and_a_defended_one_an_extension(tables: list[Table]) -> None:
+    sources = {False: 0, True: 0}
+    for table in tables:
+        for cell in table.cells:
+            if isinstance(cell.job, Evaluate) and cell.job.surrogate is not None:
+                victim, source = cell.job.model.config, cell.job.surrogate.config
+                assert (source.model, source.objective, source.seed) == (victim.model, victim.objective, 1)
+                assert bool(source.defense) == cell.column.endswith(DEFENDED) == (cell.job.gradient is not None)
+                assert cell.ours or not source.defense or table.label is None
+                sources[bool(source.defense)] += 1
+    assert sources[True] >= 15
+
+
+def test_total_variation_has_the_p_of_me_net_and_the_papers_three_models_agree() -> None:
+    job = next(cell.job for cell in experiment("table3").cells if cell.row.startswith("TV"))  # type: ignore[union-attr]
+    assert isinstance(job, Evaluate)
+    assert job.model.config.defense["p"] == [0.4, 0.6]
+    (claim,) = claims.query("cifar black compare", method="madry", attack="cw")
+    assert (claim.value, claim.setting.kappa) == (78.7, 20)
+
+
+def test_fifty_restarts_answer_for_ten_and_twenty() -> None:
+    table = experiment("table25")
+    assert isinstance(table, Table)
+    hard = [cell for cell in table.cells if cell.criterion == "hard"]
+    assert len(hard) == 18
+    assert len({cell.job.key for cell in hard}) == 6
+    for scale in SCALES.values():
+        counted = [cell.restarts or 0 for cell in table.at(scale).cells[:3]]
+        assert counted == sorted(set(counted))
+        job = table.at(scale).cells[0].job
+        assert isinstance(job, Evaluate)
+        assert job.settings["restarts"] == counted[-1]
+
+
+def test_votes_take_p_from_the_schedule_and_the_mean_is_an_extension() -> None:
+    table = experiment("table26")
+    assert isinstance(table, Table)
+    assert {cell.criterion for cell in table.cells if not cell.ours} == {"expected", "vote"}
+    assert {cell.criterion for cell in table.cells if "vote at the mean p" in cell.column} == {"vote-mean"}
+
+
+def test_figures_show_what_the_papers_show() -> None:
+    ten = next(iter(experiment("figure10").jobs))
+    assert isinstance(ten, Redistributed)
+    assert not ten.attacked.model.config.defense
+    assert ten.defended.config.defense["name"] == "me-net"
+    assert experiment("figure3").form == "diagram"  # type: ignore[union-attr]
 
 
 def test_the_scale_of_the_paper_changes_no_model_and_no_attack(experiments: dict[str, Experiment]) -> None:

@@ -12,9 +12,10 @@ import pytest
 
 from menet import cli
 from menet.evaluation import CertificateSettings, accuracy
+from menet.evaluation.accuracy import vote_rank
 from menet.experiments import claims, tables
-from menet.experiments.jobs import Certify, Evaluate, Workspace
-from menet.experiments.measures import FeatureVectors, Ranks, Reconstructions
+from menet.experiments.jobs import Certify, Evaluate, Workspace, transformed
+from menet.experiments.measures import FeatureVectors, Ranks, Reconstructions, Redistributed
 from menet.experiments.plan import (
     Cell,
     Experiment,
@@ -44,8 +45,10 @@ TINY: Scale = replace(
     certificate_draws=12,
     training=lambda config: replace(SMOKE.training(config), epochs=1, limit=40),
 )
-Made = tuple[Workspace, list[Experiment], dict[str, JobOutcome]]
 VICTIM = tables.model("cifar10", "me-net", "adversarial", tables.LOW, estimator="usvt")
+RESTARTED = tables.white_box(VICTIM, 100, restarts=20)
+RESTARTED_AT = transformed(RESTARTED, TINY)
+Made = tuple[Workspace, list[Experiment], dict[str, JobOutcome]]
 PURE = tables.model("cifar10", p=tables.HIGH, estimator="usvt")
 
 
@@ -57,8 +60,11 @@ def small_table() -> Table:
         Cell(row, "Clean", tables.clean(VICTIM), clean=True),
         Cell(row, "7", attacked),
         Cell(row, "vote", attacked, criterion="vote", ours=True),
+        Cell(row, "vote at the mean p", attacked, criterion="vote-mean", ours=True),
+        Cell(row, "Boundary", tables.black_box(VICTIM, "Boundary"), ours=True),
+        Cell(row, "one restart", RESTARTED, criterion="hard", restarts=10, ours=True),
         Cell(row, "top-5", attacked, top=5, ours=True),
-        Cell(row, "restarts", tables.white_box(VICTIM, 100, restarts=10), criterion="hard", ours=True),
+        Cell(row, "restarts", RESTARTED, criterion="hard", ours=True),
         Cell(row, "certified", Certify(model=PURE, settings=CertificateSettings()), radius=0, ours=True),
     )
     return Table("table24", "Estimators", cells, "appendix me methods white", "A note.")
@@ -75,7 +81,13 @@ def small_figures() -> list[Figure]:
         Figure("figure4", "Plane", "plane", vectors),
         Figure("figure5", "Distances", "distances", vectors),
         Figure("figure6", "Steps", "lines", (Panel("MNIST", (("ME-Net", points),)),), "steps"),
-        Figure("figure10", "Pictures", "pictures", (Panel("", sources=(("images", kept),)),)),
+        Figure("figure3", "Diagram", "diagram", (Panel("", sources=(("images", images),)),)),
+        Figure(
+            "figure10",
+            "Pictures",
+            "pictures",
+            (Panel("", sources=(("images", Redistributed(attacked=kept, defended=VICTIM)),)),),
+        ),
     ]
 
 
@@ -110,8 +122,20 @@ def test_a_summary_holds_the_claim_beside_what_the_rows_say(
     assert cells["7"]["value"] == pytest.approx(100 * accuracy(job.records(workspace), "adversarial").value)
     assert cells["7"]["examples"] == 10
     assert cells["7"]["low"] <= cells["7"]["value"] <= cells["7"]["high"]
-    right = sum(all(one == 0 for one in row["restarts"]) for row in table.cells[4].job.records(workspace).rows)  # type: ignore[union-attr]
-    assert cells["restarts"]["value"] == 100 * right / 10
+    restarted = RESTARTED_AT.records(workspace).rows
+    assert {len(row["restarts"]) for row in restarted} == {3}
+    for column, first in (("restarts", 3), ("one restart", 2)):
+        right = sum(all(one == 0 for one in row["restarts"][:first]) for row in restarted)
+        assert cells[column]["value"] == 100 * right / 10
+    # Votes have p from the schedule, in draws of their own.
+    votes = [row["views"]["schedule"]["predictions"] for row in rows]
+    assert {len(one) for one in votes} == {10}
+    right = sum(vote_rank(one, row["label"]) == 0 for one, row in zip(votes, rows, strict=True))
+    assert cells["vote"]["value"] == 100 * right / 10
+    assert cells["Boundary"]["median_distance"]["l2"] >= 0
+    assert "median l2" in str(table_of(summary).rows[0])
+    assert cells["7"]["training"] == "adversarial, 1 epochs, fresh masks"
+    assert "fresh masks" in str(table_of(summary).rows[0][0])
     assert cells["vote"]["claimed"] is None
     assert cells["top-5"]["value"] >= cells["7"]["value"]
     assert len(rows) == 10
@@ -121,7 +145,7 @@ def test_results_name_the_scale_the_claim_and_the_difference(
     made: Made,
 ) -> None:
     workspace, _, _ = made
-    order = ("figure1", "figure2", "figure4", "figure5", "figure6", "figure10", "table24")
+    order = ("figure1", "figure2", "figure3", "figure4", "figure5", "figure6", "figure10", "table24")
     markdown, site, tables = publish(workspace.root, order, ("csv", "latex"))
     assert {path.name for path in tables.iterdir()} == {
         f"{name}.{ending}" for name in ("overview", "table24-smoke") for ending in ("csv", "tex")
@@ -129,7 +153,7 @@ def test_results_name_the_scale_the_claim_and_the_difference(
     text = markdown.read_text("utf-8")
     assert "scale smoke" in text
     assert "paper 67.3, " in text
-    assert text.count("![") == 6
+    assert text.count("![") == 7
     assert all(
         (markdown.parent / "RESULTS-figures" / f"{name}-smoke.png").stat().st_size > 1000 for name in order[:-1]
     )
@@ -186,7 +210,7 @@ def test_what_is_missing_is_shown_as_missing(tmp_path: Path) -> None:
     table = small_table().at(TINY)
     summary = summarize(table, TINY, Workspace(tmp_path), {})
     shown = table_of(summary)
-    assert [cell.text for cell in shown.rows[0][1:]] == ["–"] * 6
+    assert [cell.text for cell in shown.rows[0][1:]] == ["–"] * 9
     failed = JobOutcome(table.cells[1].job.key, "it", "failed", message="out of memory")
     summary = summarize(table, TINY, Workspace(tmp_path), {failed.key: failed})
     assert "out of memory" in json.dumps(summary)

@@ -26,8 +26,12 @@ HIGH, MIDDLE, LOW, LOWEST = (0.8, 1.0), (0.6, 0.8), (0.4, 0.6), (0.2, 0.4)
 """The paper's schedules of p."""
 EXTENSIONS = ("exact", "BPDA+EOT", "exact+EOT")
 """Columns that the paper's white-box tables lack: exact gradients, expectation over transformation, and both."""
+BOUNDED, DEFENDED = "Boundary within ε", " from a defended copy"
+"""Columns that the paper's black-box tables lack; the second is the end of a name."""
 EOT = {"eot": 40, "steps": 200}
 """The setting of the third party that broke the published model: 200 steps of 5ε/200 over about 40 draws."""
+BASELINES: dict[str, dict[str, Any]] = {}
+"""Settings of the baselines that differ from their defaults."""
 TRAININGS: tuple[tuple[str, Training], ...] = (("Prep.", "standard"), ("Prep. + Adv. train", "adversarial"))
 STEPS = (7, 20, 40, 100, 1000)
 """Steps of the white-box attacks."""
@@ -43,12 +47,14 @@ def model(
     estimator: str = "nuclear-norm",
     network: str | None = None,
     seed: int = 0,
+    bank: bool = False,
 ) -> Train:
     """A model of the paper, trained by the recipe of its Appendix B.
 
     Madry is the undefended network under adversarial training. A ME-Net without adversarial training learns from
-    prepared estimates (Algorithm 1), so that `masks` is the number of estimates of each image; under adversarial
-    training masks are drawn afresh.
+    prepared estimates (Algorithm 1): `masks` estimates of each image, all of them in every epoch. Under
+    adversarial training masks are drawn afresh, or with `bank` from `masks` fixed ones of each image. Total
+    variation has the p of ME-Net ("the same setting used with ME-Net").
     """
     config = recipes.by_name(dataset, "paper")
     if network is not None:
@@ -58,16 +64,34 @@ def model(
     if method in ("vanilla", "madry"):
         return Train(config=replace(config, seed=seed))
     if method != "me-net":
-        return Train(config=replace(config, defense={"name": method}, seed=seed))
-    config = replace(config, defense=me_net(estimator, p, masks=masks), seed=seed)
+        defense: dict[str, Any] = {"name": method, **BASELINES.get(method, {})}
+        if method == "total-variation":
+            defense["p"] = list(p) if isinstance(p, tuple) else p
+        return Train(config=replace(config, defense=defense, seed=seed))
+    fixed = {"bank": seed} if bank and training == "adversarial" else {}
+    config = replace(config, defense=me_net(estimator, p, masks=masks, **fixed), seed=seed)
     if training == "adversarial":
         return Train(config=config)
+    config = replace(config, every_copy=masks > 1)
     return Train(config=config, prepared=Prepare(dataset=dataset, defense=config.defense))
 
 
 def surrogate_of(victim: Train) -> Train:
-    """The surrogate of black-box transfer attacks: the undefended network, same training, another seed."""
-    return Train(config=replace(victim.config, defense={}, seed=victim.config.seed + 1))
+    """The source of black-box transfer attacks: the undefended network, same training, another seed.
+
+    The paper trains "a copy of the victim network […] with the same training settings", whose adversary knows
+    nothing of the preprocessing; so it is a copy of the network, not of the defense.
+    """
+    config = replace(victim.config, defense={}, every_copy=False, seed=victim.config.seed + 1)
+    return Train(config=config)
+
+
+def defended_copy_of(victim: Train) -> Train:
+    """A stronger source than the paper's: the same defense, same training, another seed and other masks."""
+    prepared = victim.prepared
+    if prepared is not None:
+        prepared = replace(prepared, seed=prepared.seed + 1)
+    return replace(victim, config=replace(victim.config, seed=victim.config.seed + 1), prepared=prepared)
 
 
 def clean(victim: Train) -> Evaluate:
@@ -109,14 +133,33 @@ def adaptive(victim: Train, attack: Literal["approximate-input", "projected-bpda
 
 
 def black_box(victim: Train, column: str) -> Evaluate:
-    """The attack of a column of the black-box tables: Boundary, SPSA, or a transfer attack."""
+    """The attack of a column of the black-box tables: Boundary, SPSA, or a transfer attack.
+
+    The paper's Boundary attack has no budget: an image is robust if what 1000 steps found at any distance is
+    classified correctly under fresh draws.
+    """
     if column == "Boundary":
+        return Evaluate(model=victim, attack="boundary", settings={"norm": "l2", "epsilon": None, "steps": 1000})
+    if column == BOUNDED:
         return Evaluate(model=victim, attack="boundary", settings={**_budget(victim), "steps": 1000})
+    if column.endswith(DEFENDED):
+        attack, settings = gradient_attack(victim, column.removesuffix(DEFENDED))
+        source = defended_copy_of(victim)
+        return Evaluate(model=victim, attack=attack, settings=settings, surrogate=source, gradient="bpda")
     if column == "SPSA":
         settings = {**_budget(victim), "steps": 100, "samples": 2048}
         return Evaluate(model=victim, attack="spsa", settings=settings)
     attack, settings = gradient_attack(victim, column)
     return Evaluate(model=victim, attack=attack, settings=settings, surrogate=surrogate_of(victim))
+
+
+def black_box_extensions(row: str, victim: Train, columns: Sequence[str]) -> tuple[Cell, ...]:
+    """Where Boundary is measured, Boundary within ε too; for a ME-Net, the last PGD from a defended copy."""
+    added = [BOUNDED] if "Boundary" in columns else []
+    transferred = [column for column in columns if column.startswith("PGD")]
+    if victim.config.defense.get("name") == "me-net" and transferred:
+        added.append(transferred[-1] + DEFENDED)
+    return tuple(Cell(row, column, black_box(victim, column), ours=True) for column in added)
 
 
 def gray_box(victim: Train, column: str) -> Evaluate:
@@ -164,10 +207,10 @@ def gradient_columns(dataset: str) -> tuple[str, ...]:
 def black_box_table(name: str, dataset: str, label: str, baselines: tuple[Cell, ...] = ()) -> Table:
     """Transfer, Boundary and SPSA attacks on the vanilla network, the baselines, and ME-Net by schedule of p."""
     columns = ("Clean", *gradient_columns(dataset), "Boundary", "SPSA")
-    cells = (*attack_row("Vanilla", model(dataset, "vanilla"), columns, black_box), *baselines)
+    cells = (*black_box_row("Vanilla", model(dataset, "vanilla"), columns), *baselines)
     for p in schedules(dataset):
         row = f"ME-Net · {format_schedule(p)}"
-        cells += attack_row(row, model(dataset, p=p), columns, black_box)
+        cells += black_box_row(row, model(dataset, p=p), columns)
     return Table(name, f"{NAMES[dataset]}, black-box", cells, label)
 
 
@@ -199,6 +242,11 @@ def attack_row(
         clean_cell(row, column, victim) if column == "Clean" else Cell(row, column, attack(victim, column))
         for column in columns
     )
+
+
+def black_box_row(row: str, victim: Train, columns: Sequence[str]) -> tuple[Cell, ...]:
+    """Robust accuracy under the attacks of the black-box tables, and the extensions."""
+    return (*attack_row(row, victim, columns, black_box), *black_box_extensions(row, victim, columns))
 
 
 def white_box_row(

@@ -2,8 +2,7 @@
 
 from menet.experiments.plan import Table
 from menet.experiments.tables import (
-    attack_row,
-    black_box,
+    black_box_row,
     black_box_table,
     gradient_columns,
     gray_box_table,
@@ -16,8 +15,8 @@ def table14() -> Table:
     """Black-box attacks."""
     madry = ("Clean", *gradient_columns("mnist"))
     baselines = (
-        *attack_row("Madry", model("mnist", "madry"), madry, black_box),
-        *attack_row("Thermometer", model("mnist", "thermometer"), ("Clean", "PGD 40"), black_box),
+        *black_box_row("Madry", model("mnist", "madry"), madry),
+        *black_box_row("Thermometer", model("mnist", "thermometer"), ("Clean", "PGD 40")),
     )
     return black_box_table("table14", "mnist", "appendix mnist black", baselines)
 
