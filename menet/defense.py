@@ -84,7 +84,9 @@ class MENet(Preprocessed):
         self.schedule = masking.schedule(low, high, masks)
         self.mean_p = sum(self.schedule) / masks
         if self.mask == "cells" and bank is not None:
-            raise ConfigurationError(f"expected no bank with mask 'cells', got {bank}: its masks are of other kinds")
+            raise ConfigurationError(
+                f"expected no bank with mask 'cells', got {bank}: its masks are of other kinds"
+            )
         if self.mask == "cells" and low <= 0:
             raise ConfigurationError(f"expected p > 0 with mask 'cells', got {p}")
 
