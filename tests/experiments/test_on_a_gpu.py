@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -204,7 +205,7 @@ def test_a_gpu_has_one_job_at_a_time(tmp_path: Path) -> None:
     assert {one.status for one in outcomes.values()} == {"done"}
     found = spans(jobs, workspace)
     assert {device for device, _, _ in found} == {"cuda:0", "cuda:1"}
-    for (device, _, ended), (after, began, _) in zip(found, found[1:], strict=False):
+    for (device, _, ended), (after, began, _) in pairwise(found):
         assert device != after or began >= ended
 
 
