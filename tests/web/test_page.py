@@ -177,6 +177,7 @@ class Driven(Handler):
 
     def do_POST(self) -> None:
         if self.path == "/found":
+            self.unread = int(self.headers["Content-Length"])
             Driven.found.append(json.loads(self._body(1 << 20)))
             self._reply(200, b"{}", "application/json")  # type: ignore[arg-type]
             Driven.arrived.set()
@@ -219,7 +220,7 @@ def driven(server: Server, script: str, width: str, source: str, folder: Path) -
         env=environment,
     )
     try:
-        assert Driven.arrived.wait(280), "the browser reported nothing"
+        assert Driven.arrived.wait(240), "the browser reported nothing"
     finally:
         process.terminate()
         process.wait(30)
