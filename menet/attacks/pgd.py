@@ -96,7 +96,8 @@ class PGD(Attack):
             start = self.threat.random_start(start, task.generator)
         rule = self.step_rule(task)
         # On a random model the highest of noisy losses would be the luckiest iterate's.
-        keep: Keep = "last" if self.keep is None and task.random else "best"
+        noisy = self.keep is None and isinstance(rule, FixedStep | SparseStep) and task.random
+        keep: Keep = "last" if noisy else "best"
         return ascend(
             oracle,
             start,

@@ -194,7 +194,7 @@ def test_attack_specs(defended):
     assert parse_attack("fgsm:on=other", defended, lambda name: source).source is source
     assert parse_attack("classifier-only:steps=2", defended).attack.classifier is defended.classifier
     for words, message in [
-        ("nothing", "choose from fgsm"),
+        ("nothing", "choose from standard, fgsm"),
         ("pgd:steps", "expected SETTING=VALUE, got 'steps'"),
         ("pgd:gradient=nothing", "gradient=bpda, got .nothing"),
         ("pgd:on=elsewhere", "no `load` was given"),
