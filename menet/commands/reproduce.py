@@ -348,8 +348,8 @@ def _show_cost(
     for kind in [*dict.fromkeys(job.kind for job in jobs), "all"]:
         left = [job for job in waiting if kind in (job.kind, "all")]
         count = sum(kind in (job.kind, "all") for job in jobs)
-        cells = (str(count), str(count - len(left)), *numbers(left))
-        rows.append((Cell(kind), *(Cell(cell, number=True) for cell in cells)))
+        by_kind = (str(count), str(count - len(left)), *numbers(left))
+        rows.append((Cell(kind), *(Cell(cell, number=True) for cell in by_kind)))
     Table("each job once", ("kind", *columns[1:6]), tuple(rows)).print(console)
     # Of one GPU's jobs each has a part of its speed, so more of them at a time are no faster by this model.
     seconds = {job.key: costs[job.key].gpu_seconds() if gpu else costs[job.key].seconds(speed) for job in waiting}
