@@ -127,7 +127,9 @@ class Reproduce:
             raise ConfigurationError("expected cells that --datasets and --match leave; got none")
         gpus = _gpus(device, self.gpus, planning=self.dry_run)
         jobs = self._graph(chosen, scale, gpus)
-        workers = max(self.workers or cores(), 1)
+        if self.workers is not None and self.workers < 1:
+            raise ConfigurationError(f"expected workers >= 1, got {self.workers}")
+        workers = self.workers or cores()
         if self.dry_run:
             costs = [(plan.name, self._graph([plan], scale, gpus)) for plan in chosen]
             unfiltered = [(plan.name, self._graph([plan], by_name(self.scale), gpus)) for plan in whole]
@@ -351,8 +353,8 @@ def _show_cost(
     for kind in [*dict.fromkeys(job.kind for job in jobs), "all"]:
         left = [job for job in waiting if kind in (job.kind, "all")]
         count = sum(kind in (job.kind, "all") for job in jobs)
-        texts = (str(count), str(count - len(left)), *numbers(left))
-        rows.append((Cell(kind), *(Cell(text, number=True) for text in texts)))
+        by_kind = (str(count), str(count - len(left)), *numbers(left))
+        rows.append((Cell(kind), *(Cell(cell, number=True) for cell in by_kind)))
     Table("each job once", ("kind", *columns[1:6]), tuple(rows)).print(console)
     # Of one GPU's jobs each has a part of its speed, so more of them at a time are no faster by this model.
     seconds = {job.key: costs[job.key].gpu_seconds() if gpu else costs[job.key].seconds(speed) for job in waiting}

@@ -293,8 +293,8 @@ class Evaluate(Job):
             options["draws"] = f"fixed:{FROZEN_DRAWS}:{self.seed}"
         attack_run = parse_attack(self.attack, model, loader, **settings, **options)
         if hasattr(attack_run.attack, "max_batch"):
-            smaller: Any = attack_run.attack
-            attack_run = replace(attack_run, attack=replace(smaller, max_batch=self.max_batch))
+            bounded: Any = attack_run.attack
+            attack_run = replace(attack_run, attack=replace(bounded, max_batch=self.max_batch))
         views = {SCHEDULED: (FromSchedule(model), VOTES)} if isinstance(model, MENet) else None
         dataset = data.load(self.model.config.dataset, "test", workspace.data)
         evaluate(
