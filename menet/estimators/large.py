@@ -48,7 +48,7 @@ MEMORY = 6
 MAJORIZE = 8
 # Sparse products smaller than this are not worth a second thread.
 ENTRIES_PER_THREAD = 50_000
-# Decompositions of smaller factors than these entries give take longer with several threads, which wait for each other.
+# With fewer entries the factors are small, and decompositions of them take longer with several threads.
 ENTRIES_OF_ONE_THREAD = 1_000_000
 # Below this side a full decomposition is as fast as Lanczos iterations.
 SMALL_SIDE = 64
