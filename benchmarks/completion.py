@@ -22,9 +22,9 @@ from menet.estimators import complete, cross_validate, soft_impute
 Array = NDArray[Any]
 FIGURES = Path(__file__).parents[1] / "docs" / "figures"
 FRACTIONS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
-SIZES = (100, 200, 400, 800)
+SIZES = (50, 100, 200, 400)
 # A method that took longer at one size is not tried at the next.
-PATIENCE = 10.0
+PATIENCE = 5.0
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ is ever formed.
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
@@ -23,6 +23,7 @@ import scipy.sparse
 import scipy.sparse.linalg
 import torch
 from numpy.typing import ArrayLike, NDArray
+from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from menet import linalg
@@ -47,6 +48,8 @@ MEMORY = 6
 MAJORIZE = 8
 # Sparse products smaller than this are not worth a second thread.
 ENTRIES_PER_THREAD = 50_000
+# With fewer entries the factors are small, and decompositions of them take longer with several threads.
+ENTRIES_OF_ONE_THREAD = 1_000_000
 # Below this side a full decomposition is as fast as Lanczos iterations.
 SMALL_SIDE = 64
 ADJOINT_ITERATIONS = 1000
@@ -61,6 +64,15 @@ class Entries(NamedTuple):
     values: Array
     weights: Array
 
+    @staticmethod
+    def of(shape: tuple[int, ...], starts: Array, columns: Array, values: Array, weights: Array) -> "Entries":
+        """In the integer types that the loops are compiled for: every other combination would compile again."""
+        rows, width = shape
+        weights = np.ascontiguousarray(weights, dtype=np.float64)
+        return Entries(
+            (rows, width), starts.astype(np.int64), columns.astype(np.int32, copy=False), values, weights
+        )
+
     @property
     def transposed(self) -> "Entries":
         """The same entries by columns."""
@@ -70,7 +82,7 @@ class Entries(NamedTuple):
             if len(part) == len(self.columns)
         ]
         weights = turned[1].data if len(turned) > 1 else self.weights
-        return Entries(self.shape[::-1], turned[0].indptr, turned[0].indices, turned[0].data, weights)
+        return Entries.of(self.shape[::-1], turned[0].indptr, turned[0].indices, turned[0].data, weights)
 
     @property
     def rows(self) -> Array:
@@ -81,7 +93,7 @@ class Entries(NamedTuple):
         """The entries marked in `kept`."""
         counts = np.concatenate(([0], np.cumsum(kept)))[self.starts]
         weights = self.weights[kept] if len(self.weights) else self.weights
-        return Entries(self.shape, counts, self.columns[kept], self.values[kept], weights)
+        return Entries.of(self.shape, counts, self.columns[kept], self.values[kept], weights)
 
     def over_rows(self, function: Callable[..., Any], *arguments: object) -> list[Any]:
         """Call a loop of `kernels.factors` on ranges of rows with about as many entries each, in threads."""
@@ -168,7 +180,7 @@ def _from_sparse(x: Any, weights: Any) -> Entries:
             raise ConfigurationError(
                 f"expected one weight for each of {rows.nnz} entries, got shape {given.shape}"
             )
-    return Entries(tuple(rows.shape), rows.indptr, rows.indices, _numbers("x", rows.data), given)
+    return Entries.of(rows.shape, rows.indptr, rows.indices, _numbers("x", rows.data), given)
 
 
 def _from_dense(x: Any, mask: Any, weights: Any) -> Entries:
@@ -189,7 +201,7 @@ def _from_dense(x: Any, mask: Any, weights: Any) -> Entries:
         if dense.shape != values.shape:
             raise ConfigurationError(f"expected weights of shape {values.shape}, got {dense.shape}")
         given = dense[observed]
-    return Entries(values.shape, starts, np.nonzero(observed)[1].astype(np.int32), values[observed], given)
+    return Entries.of(values.shape, starts, np.nonzero(observed)[1], values[observed], given)
 
 
 def _numbers(name: str, x: Any) -> Array:
@@ -238,7 +250,7 @@ class Completion:
     @cached_property
     def singular_values(self) -> Array:
         """Of the estimate without effects, in falling order."""
-        return np.linalg.norm(self.left, axis=0) * np.linalg.norm(self.right, axis=0)
+        return _singular_values(self.left, self.right)
 
     def dense(self) -> Array:
         """The whole estimate; for a large matrix ask for entries by `at` instead."""
@@ -309,9 +321,15 @@ def complete(
     if turned:
         entries, effects = entries.transposed, swapped.get(effects, effects)
         start = None if start is None else _turn(start)
-    found = _Solver(entries, effects, rank, tol, max_iter).run(shrinkage, start)
+    with _controller().limit(limits=1 if len(entries.values) < ENTRIES_OF_ONE_THREAD else None, user_api="blas"):
+        found = _Solver(entries, effects, rank, tol, max_iter).run(shrinkage, start)
     found = _turn(found) if turned else found
     return replace(found, effects=swapped.get(effects, effects) if turned else effects, bounds=bounds)
+
+
+@cache
+def _controller() -> Any:
+    return ThreadpoolController()
 
 
 def check_effects(effects: str) -> None:
@@ -382,7 +400,7 @@ class _Solver(_Model):
         if start is not None:
             left, right = self.assemble(start.left, start.right, start.row_effects, start.column_effects)
             kept = [*range(min(start.rank, self.limit)), start.rank, start.rank + 1]
-            left, right = left[:, kept], right[:, kept]
+            left, right = np.ascontiguousarray(left[:, kept]), np.ascontiguousarray(right[:, kept])
         self.fit_effects(left, right)
         largest = 0.0
         if start is None or shrinkage is None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from menet.errors import ConfigurationError, require
 from menet.estimators.constrained import constrained
 from menet.estimators.large import GAP, Completion, Effects, complete
-from menet.estimators.path import cross_validate_large
+from menet.estimators.path import cross_validate, cross_validate_large
 from menet.estimators.usvt import USVT
 
 require("sklearn", "sklearn")
@@ -23,6 +23,8 @@ from sklearn.utils.validation import check_is_fitted, validate_data  # noqa: E40
 
 Array = NDArray[Any]
 
+DENSE_SIDE = 256
+"""Up to this shorter side λ is chosen on dense batches: all folds at once, however high the rank."""
 HELD_OUT = 0.1
 """The fraction of observed entries that `score` hides."""
 
@@ -133,7 +135,11 @@ class SoftImputer(_Imputer):
         options: dict[str, Any] = {"effects": self.effects, "rank": self.rank, "max_iter": self.max_iter}
         if level == "cv":
             generator = torch.Generator().manual_seed(self.random_state)
-            self.cross_validation_ = cross_validate_large(scaled, generator=generator, **options)
+            if self.effects == "none" and self.rank is None and min(scaled.shape) <= DENSE_SIDE:
+                tensor = torch.from_numpy(scaled)
+                self.cross_validation_ = cross_validate(tensor, ~tensor.isnan(), generator=generator)
+            else:
+                self.cross_validation_ = cross_validate_large(scaled, generator=generator, **options)
             level = float(self.cross_validation_.best)
         elif isinstance(level, str):
             raise ConfigurationError(f"expected shrinkage to be a number, None or 'cv', got {level!r}")
