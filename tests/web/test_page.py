@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +172,7 @@ class Driven(Handler):
     def do_GET(self) -> None:
         pages = {"/driver": Driven.driver, "/exported": Driven.exported}
         if self.path in pages:
-            self._reply(200, pages[self.path], "text/html; charset=utf-8")  # type: ignore[arg-type]
+            self._reply(HTTPStatus.OK, pages[self.path], "text/html; charset=utf-8")
         else:
             super().do_GET()
 
@@ -179,7 +180,7 @@ class Driven(Handler):
         if self.path == "/found":
             self.unread = int(self.headers["Content-Length"])
             Driven.found.append(json.loads(self._body(1 << 20)))
-            self._reply(200, b"{}", "application/json")  # type: ignore[arg-type]
+            self._reply(HTTPStatus.OK, b"{}", "application/json")
             Driven.arrived.set()
         else:
             super().do_POST()
