@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from menet.attacks import RandomSearch, ThreatModel
 from menet.defense import MENet
 from menet.errors import ConfigurationError
 from menet.estimators import USVT, MaskOnly, NuclearNorm, SoftImpute, TubalNuclearNorm
@@ -502,3 +503,32 @@ def test_models_without_fresh_masks_are_refused(sparse, some):
         certificates(sparse, images, selection_seed=1, estimation_seed=1)
     with pytest.raises(ConfigurationError, match=r"alpha < 0\.5, got 0\.7"):
         CertificateSettings(alpha=0.7)
+
+
+def sandwich() -> tuple[Tensor, Tensor]:
+    """For each image the certified radius, and the fewest pixels with which an l0 attack turned the vote."""
+    random = torch.Generator().manual_seed(3)
+    layout = partitions(4, 12, (5, 5), random)
+    model = MENet(Tiny(2 * 25, seed=1), p=1 / 12, mask="cells", encoding="ablation").eval()
+    images = torch.rand(24, 1, 5, 5, generator=random)
+    found = partition_certificates(model, images, layout)
+
+    def votes(batch: Tensor) -> Tensor:
+        return partition_certificates(model, batch, layout).counts.float()
+
+    attacked = torch.full((len(images),), 26)
+    for pixels in range(6, 0, -1):
+        search = RandomSearch(threat=ThreatModel("l0", pixels), proposals=60)
+        result = search(votes, images, found.prediction, generator=torch.Generator().manual_seed(pixels))
+        turned = votes(result.images).argmax(1) != found.prediction
+        attacked[turned] = pixels
+    return found.radius, attacked
+
+
+def test_no_attack_turns_what_is_certified():
+    certified, attacked = sandwich()
+    assert (certified < attacked).all()
+    assert (certified > 0).any()
+    assert (attacked < 26).any(), "an attack that finds nothing shows nothing"
+    # The gap is small enough that a certificate one or two pixels too large would be caught.
+    assert not (certified + 2 < attacked).all()
