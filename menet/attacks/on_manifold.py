@@ -41,6 +41,8 @@ class OnManifold(Attack):
     starts: int = 4
     learning_rate: float = 0.05
     weight: float = 300.0
+    confidence: float = 10.0
+    """The loss counts up to here: the projection will not end exactly at G(z), so 0 would not be enough."""
     loss: Loss = MARGIN
     eot: int | None = None
     """Draws of the model's randomness that candidates are compared by."""
@@ -86,7 +88,8 @@ class OnManifold(Attack):
                 objective = self.weight * (generated - goal).square().flatten(1).mean(1)
                 if step >= self.steps:
                     logits = classifier(generated)
-                    objective = objective - self.loss(logits, task.labels, task.targets).clamp(max=1.0)
+                    gain = self.loss(logits, task.labels, task.targets)
+                    objective = objective - gain.clamp(max=self.confidence)
                     better = objective.detach() < least
                     best = torch.where(wide(better), goal, best)
                     least = torch.where(better, objective.detach(), least)
