@@ -295,6 +295,10 @@ class Evaluate(Job):
         if hasattr(attack_run.attack, "max_batch"):
             bounded: Any = attack_run.attack
             attack_run = replace(attack_run, attack=replace(bounded, max_batch=self.max_batch))
+        if self.surrogate is None and getattr(attack_run.attack, "eot", 1) is None:
+            # The paper's attacks draw one mask per step; by default an attack on a random model averages ten.
+            single: Any = attack_run.attack
+            attack_run = replace(attack_run, attack=replace(single, eot=1))
         views = {SCHEDULED: (FromSchedule(model), VOTES)} if isinstance(model, MENet) else None
         dataset = data.load(self.model.config.dataset, "test", workspace.data)
         evaluate(

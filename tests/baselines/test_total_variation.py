@@ -174,7 +174,7 @@ def test_each_problem_is_solved_as_if_it_were_alone(photographs):
 def test_invalid_settings_are_named():
     with pytest.raises(ConfigurationError, match="expected weight > 0, got 0"):
         TotalVariation(torch.nn.Identity(), weight=0)
-    with pytest.raises(ConfigurationError, match=r"expected p in \[0, 1\], got 1\.5"):
+    with pytest.raises(ConfigurationError, match=r"expected p in \[0, 1\], .*got 1\.5"):
         TotalVariation(torch.nn.Identity(), p=1.5)
     with pytest.raises(ConfigurationError, match="expected max_iter >= 1, got 0"):
         total_variation(torch.zeros(2, 3, 3), torch.ones(2, 3, 3, dtype=torch.bool), max_iter=0)

@@ -2,13 +2,20 @@
 
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from torch import nn
 
+from menet import data
+from menet.baselines import TotalVariation
 from menet.errors import ConfigurationError
+from menet.evaluation.snapshots import Features
 from menet.experiments import EXPERIMENTS, claims, experiment
-from menet.experiments.jobs import Evaluate, Train, transformed
-from menet.experiments.measures import Redistributed
+from menet.experiments.jobs import Evaluate, Train, Workspace, transformed
+from menet.experiments.measures import Ranks, Redistributed
 from menet.experiments.plan import Cell, Experiment, Table, graph
 from menet.experiments.scale import CORES, GPU_DAY, LAPTOP, PAPER, SCALES, SMOKE, Scale
 from menet.experiments.tables import (
@@ -21,6 +28,7 @@ from menet.experiments.tables import (
     model,
     white_box,
 )
+from menet.report.figures import distances
 
 
 @pytest.fixture(scope="module")
@@ -257,3 +265,32 @@ def test_unknown_names_are_refused() -> None:
         experiment("table99")
     with pytest.raises(ConfigurationError, match="unknown column 'Fireworks'; choose from FGSM"):
         gradient_attack(model("mnist"), "Fireworks")
+
+
+def test_distances_of_figure5_are_in_no_unit_of_the_network() -> None:
+    vectors = np.array([[0.0], [1.0], [3.0], [7.0]])
+    features = Features("attack", np.array([0, 0, 1, 1]), vectors, 2 * vectors)
+    clean, adversarial = distances([("network", features)]).axes
+    assert [line.get_xdata()[-1] for line in clean.lines] == [4.0, 7.0]
+    assert [line.get_xdata()[-1] for line in adversarial.lines] == [8.0, 14.0]
+
+
+def test_ranks_are_of_both_splits(tmp_path: Path) -> None:
+    whole = sum(len(data.load("digits", split)) for split in ("train", "test"))
+    assert Ranks(dataset="digits").measure(Workspace(tmp_path))["images"] == whole
+    assert Ranks(dataset="digits", limit=100).measure(Workspace(tmp_path))["images"] == 100
+
+
+def test_total_variation_draws_p_from_its_schedule_in_training_and_uses_the_mean_after() -> None:
+    defense = TotalVariation(nn.Identity(), p=(0.0, 1.0))
+    images = torch.ones(400, 1, 4, 4)
+    assert defense.settings()["p"] == [0.0, 1.0]
+    assert len(defense.schedule) == 10
+    blank = [(defense.train(mode).preprocess(images, generator()).amax((1, 2, 3)) == 0) for mode in (True, False)]
+    # One probability of ten is zero, where nothing is seen; at the mean 0.45 of 16 entries some are.
+    assert 15 < int(blank[0].sum()) < 80
+    assert int(blank[1].sum()) <= 2
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)

@@ -132,6 +132,8 @@ def test_a_summary_holds_the_claim_beside_what_the_rows_say(
     assert {len(one) for one in votes} == {10}
     right = sum(vote_rank(one, row["label"]) == 0 for one, row in zip(votes, rows, strict=True))
     assert cells["vote"]["value"] == 100 * right / 10
+    attack = job.records(workspace).evaluation["attack"]
+    assert (attack["eot"], attack["keep"]) == (1, "last"), "one draw per step, as in the paper"
     assert cells["Boundary"]["median_distance"]["l2"] >= 0
     assert "median l2" in str(table_of(summary).rows[0])
     assert cells["7"]["training"] == "adversarial, 1 epochs, fresh masks"
