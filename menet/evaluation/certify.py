@@ -172,6 +172,8 @@ class Bounds:
 
     def tightened(self, counts: Sequence[int], winner: int, alpha: float) -> "Bounds":
         """These bounds and those that `counts` give at level `alpha`."""
+        # As plain numbers: what comes from a device may be numbers of another kind.
+        counts = [int(count) for count in counts]
         draws, each = sum(counts), alpha / (len(self.groups) + 1)
         lower = max(self.lower, lower_bound(counts[winner], draws, each))
         upper = max(

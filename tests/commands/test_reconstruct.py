@@ -70,9 +70,10 @@ def test_the_quality_is_told(photograph: Path, tmp_path: Path, capsys: pytest.Ca
     assert main(["reconstruct", str(photograph), "--estimator", "all", "--out", str(out)]) == 0
     *told, last = capsys.readouterr().out.splitlines()
     assert last == f"wrote {out}"
-    assert [line.partition(", PSNR ")[0] for line in told] == [
+    # Ordered by quality, which differs little between the first two.
+    assert {line.partition(", PSNR ")[0] for line in told} == {
         f"{photograph}: {name}" for name in ("nuclear norm", "soft impute", "tubal", "usvt")
-    ]
+    }
 
 
 def test_bad_files_are_one_line(tmp_path: Path, photograph: Path, capsys: pytest.CaptureFixture[str]) -> None:
