@@ -22,9 +22,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from menet import cli, data, masks
 from menet.data.dataset import stratified
 from menet.defense import MENet
-from menet.evaluation import CertificateSettings
 from menet.experiments import cost_model, experiment, tables
-from menet.experiments.jobs import Certify, Evaluate, Job, Train, Workspace, transformed
+from menet.experiments.jobs import Evaluate, Job, Train, Workspace, transformed
 from menet.experiments.measures import FeatureVectors, Redistributed, Timing
 from menet.experiments.plan import graph
 from menet.experiments.runner import Local
@@ -136,7 +135,7 @@ def test_the_simulated_device_refuses_what_a_gpu_refuses() -> None:
 
 @pytest.mark.slow
 def test_every_job_runs_on_the_device_of_the_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Preparation, both trainings, white-box, transfer and certificates, features and time, on another device."""
+    """Preparation, both trainings, white-box, transfer, features and time, on another device."""
     monkeypatch.setattr(batches_module, "ThreadPoolExecutor", Immediately)
     monkeypatch.setattr(
         building, "autocast", lambda dtype, device: torch.autocast("cpu", enabled=dtype == torch.bfloat16)
@@ -151,7 +150,6 @@ def test_every_job_runs_on_the_device_of_the_workspace(tmp_path: Path, monkeypat
         tables.black_box(PURE, "PGD 40" + tables.DEFENDED),
         tables.gray_box(PURE, "CW"),
         tables.black_box(VANILLA, "SPSA"),
-        Certify(model=PURE, settings=CertificateSettings()),
         FeatureVectors(attacked=attacked),
         Redistributed(attacked=attacked, defended=PURE),
         Timing(dataset="mnist", defense={**me_net("usvt"), "masks": 1}, rounds=1),
