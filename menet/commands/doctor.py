@@ -153,14 +153,15 @@ def _estimates() -> str:
     low_rank = torch.rand(4, 24, 2, generator=generator) @ torch.rand(4, 2, 24, generator=generator) - 0.5
     mask = masks.bernoulli(low_rank.shape, 0.7, generator)
     zeros = (low_rank * ~mask).norm()
-    worst = 0.0
-    for name in ("usvt", "soft-impute", "nuclear-norm"):
+    errors = {}
+    # USVT keeps only singular values above a threshold that few of so small a matrix reach.
+    for name, largest in (("soft-impute", 0.5), ("nuclear-norm", 0.5), ("usvt", 1.0)):
         estimate = estimators.build(name)(low_rank, mask)
-        error = float(((estimate - low_rank) * ~mask).norm() / zeros)
-        if not error < 1:
-            raise ArithmeticError(f"{name} is no better than zeros: relative error {error:.3g}")
-        worst = max(worst, error)
-    return f"three estimators recover matrices of rank 2, relative error at most {worst:.2f}"
+        errors[name] = float(((estimate - low_rank) * ~mask).norm() / zeros)
+        if not errors[name] < largest:
+            raise ArithmeticError(f"expected {name} with an error below {largest:g}, got {errors[name]:.3g}")
+    told = ", ".join(f"{name} {error:.2f}" for name, error in errors.items())
+    return f"error on hidden entries of small matrices of rank 2, zeros being 1: {told}"
 
 
 def _gradients() -> str:
