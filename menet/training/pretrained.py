@@ -1,7 +1,7 @@
 """Networks that come with the package: small files of weights, and what was measured on each.
 
 A packed file holds weights in half precision and its largest matrices as two factors of low rank. What is
-measured is the packed network itself, so its numbers hold for exactly what is loaded. `measured.json` is made from
+measured is the packed network itself, so its numbers hold for exactly what is loaded. `measured.json` comes from
 the published results (`menet models measured`).
 """
 
