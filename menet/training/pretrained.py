@@ -15,6 +15,7 @@ import menet
 from menet.errors import CheckpointError, ConfigurationError
 from menet.models import weights
 from menet.training.checkpoint import DIGEST, load_verified, model_tensors, save_with_digest, weights_file
+from menet.training.log import read_log
 
 FOLDER = Path(menet.__file__).parent / "pretrained"
 MEASURED = "measured.json"
@@ -91,6 +92,24 @@ def card(name: str) -> Card:
         tuple(_measured().get(name, ())),
         path.stat().st_size,
     )
+
+
+def training_of(run: str | os.PathLike[str]) -> dict[str, Any]:
+    """What a model was trained by, and for how many seconds, as far as its run folder or weights file says."""
+    path = locate(run)
+    if not path.exists():
+        return {"source": os.fspath(run)}
+    made: dict[str, Any] = {}
+    if path.is_file():
+        header = load_verified(path)[1]
+        made, seconds = {"config": header.get("training", {})}, header.get("seconds")
+        made |= {"packed": header["packed"]} if "packed" in header else {}
+    else:
+        if (path / "config.json").is_file():
+            made = {"config": json.loads((path / "config.json").read_text(encoding="utf-8"))}
+        told = [line["seconds"] for line in read_log(path) if isinstance(line.get("seconds"), int | float)]
+        seconds = sum(told)
+    return {**made, "seconds": seconds} if seconds else made
 
 
 def dataset_of(path: Path) -> str | None:

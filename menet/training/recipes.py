@@ -197,8 +197,8 @@ ENOUGH = {"mnist": 6}
 
 
 def at_equal_time(config: TrainingConfig) -> TrainingConfig:
-    """A recipe of scale `cores`, whose epochs are those of standard training without a defense, with the epochs that
-    take its objective and its defense as long; other recipes as they are."""
+    """A recipe of scale `cores`, whose epochs are those of standard training without a defense, with the epochs
+    that take its objective and its defense as long; other recipes as they are."""
     if config.recipe != "cores":
         return config
     standard = passes(replace(config, objective="standard", defense={}))
