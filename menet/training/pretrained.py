@@ -14,8 +14,7 @@ from typing import Any
 import menet
 from menet.errors import CheckpointError, ConfigurationError
 from menet.models import weights
-from menet.training.checkpoint import DIGEST, load_verified, model_tensors, save_with_digest, weights_file
-from menet.training.log import read_log
+from menet.training.checkpoint import DIGEST, LAST, load_verified, model_tensors, save_with_digest, weights_file
 
 FOLDER = Path(menet.__file__).parent / "pretrained"
 MEASURED = "measured.json"
@@ -95,7 +94,10 @@ def card(name: str) -> Card:
 
 
 def training_of(run: str | os.PathLike[str]) -> dict[str, Any]:
-    """What a model was trained by, and for how many seconds, as far as its run folder or weights file says."""
+    """What a model was trained by, and in how many seconds, as far as its run folder or weights file says.
+
+    The time is from the run's first file to its last one, pauses included.
+    """
     path = locate(run)
     if not path.exists():
         return {"source": os.fspath(run)}
@@ -107,8 +109,8 @@ def training_of(run: str | os.PathLike[str]) -> dict[str, Any]:
     else:
         if (path / "config.json").is_file():
             made = {"config": json.loads((path / "config.json").read_text(encoding="utf-8"))}
-        told = [line["seconds"] for line in read_log(path) if isinstance(line.get("seconds"), int | float)]
-        seconds = sum(told)
+        times = [(path / name).stat().st_mtime for name in ("config.json", LAST) if (path / name).is_file()]
+        seconds = round(max(times) - min(times)) if times else None
     return {**made, "seconds": seconds} if seconds else made
 
 
