@@ -77,12 +77,12 @@ class Publish:
 
     RUN is what was evaluated. Written are RESULTS/NAME/*.npz, one file per attack, and model.json with the
     training's configuration and seeds; then RESULTS.md, board.html and board.json. Images and loss histories are
-    left out.
+    left out. Of the folder of `menet reproduce` the tables with measured cells go to RESULTS/paper.
     """
 
     run: Run
 
-    name: str
+    name: str | None = None
     """Name of the model on the board, such as mnist/me-net-adversarial."""
 
     evaluation: Path | None = None
@@ -93,10 +93,19 @@ class Publish:
 
     def __call__(self) -> int:
         from menet.commands.options import default_folder
+        from menet.errors import ConfigurationError
         from menet.evaluation import publish, read_folder
         from menet.report.board import write_board
         from menet.training.pretrained import training_of
 
+        if (Path(self.run) / "results").is_dir():
+            from menet.experiments import EXPERIMENTS
+            from menet.report.reproduction import pack
+
+            print("results: " + ", ".join(map(str, pack(Path(self.run), self.out / "paper", list(EXPERIMENTS)))))
+            return 0
+        if self.name is None:
+            raise ConfigurationError("expected --name, the model's name on the board, such as mnist/me-net")
         evaluations = read_folder(self.evaluation or default_folder(self.run, "evaluation"))
         written = publish(self.name, evaluations, training_of(self.run), self.out)
         size = sum(path.stat().st_size for path in written)

@@ -14,6 +14,8 @@ from menet.errors import RecordError
 from menet.evaluation import accuracies, compare, publish, read_result, read_results, results
 from menet.evaluation.records import Records
 from menet.evaluation.results import write_results
+from menet.experiments.jobs import Workspace
+from menet.experiments.plan import FORMAT, save_summary
 from menet.report.board import entries, problems, results_markdown, write_board
 
 
@@ -154,3 +156,23 @@ def test_a_reviewer_notices_examples_of_another_dataset(tmp_path):
 
     (found,) = reviewed(tmp_path, digits)
     assert "not that of the dataset digits" in found
+
+
+def test_the_tables_of_a_reproduction_are_packed_if_something_is_measured(tmp_path, capsys):
+    from menet.cli import main
+
+    cell = {"row": "ME-Net", "column": "PGD", "ours": False, "claimed": 73.5, "quoted": False, "job": "e/1",
+            "does": "pgd on me-net"}  # fmt: skip
+    found = {"unit": "%", "value": 12.5, "low": 10.0, "high": 15.0, "examples": 1000, "interval": "exact",
+             "dataset": "mnist", "training": "standard, 6 epochs"}  # fmt: skip
+    common = {"format": FORMAT, "title": "MNIST", "label": "tab", "note": "", "scale": "cores",
+              "scale_summary": "of cores", "kind": "table"}  # fmt: skip
+    work = Workspace(tmp_path / "work")
+    save_summary({**common, "name": "table16", "cells": [{**cell, **found}]}, work)
+    save_summary({**common, "name": "table15", "cells": [{**cell, "missing": "not run yet"}]}, work)
+    assert main(["publish", str(work.root), "--out", str(tmp_path / "results")]) == 0
+    paper = tmp_path / "results" / "paper"
+    assert [path.name for path in paper.rglob("*.json")] == ["table16.json"]
+    assert "12.5%" in (paper / "RESULTS.md").read_text()
+    assert main(["publish", str(tmp_path / "nothing"), "--out", str(tmp_path)]) == 2
+    assert "expected --name" in capsys.readouterr().err
