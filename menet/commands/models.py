@@ -68,10 +68,21 @@ class ModelsPack:
     rank: int = 64
     """Rank of the factors. Matrices that would not become smaller by it are kept whole."""
 
+    defense: str | None = None
+    """Put this defense in front of the network, which was trained without: jpeg, bit-depth, …"""
+
+    settings: str | None = None
+    """Settings of the defense, as a JSON object."""
+
     def __call__(self) -> int:
+        from menet.commands.train import json_object
+        from menet.errors import ConfigurationError
         from menet.training.pretrained import pack
 
-        print(f"{self.out}: {pack(self.run, self.out, self.rank) / 2**20:.2f} MiB")
+        if self.settings is not None and self.defense is None:
+            raise ConfigurationError("expected --defense with --settings")
+        defense = None if self.defense is None else {"name": self.defense, **json_object(self.settings)}
+        print(f"{self.out}: {pack(self.run, self.out, self.rank, defense) / 2**20:.2f} MiB")
         return 0
 
 

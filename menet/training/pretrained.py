@@ -7,6 +7,7 @@ the published results (`menet models measured`).
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,16 @@ from typing import Any
 import menet
 from menet.errors import CheckpointError, ConfigurationError
 from menet.models import weights
-from menet.training.checkpoint import DIGEST, LAST, load_verified, model_tensors, save_with_digest, weights_file
+from menet.preprocessed import describe, rebuild
+from menet.training.checkpoint import (
+    DIGEST,
+    LAST,
+    load_model,
+    load_verified,
+    model_tensors,
+    save_with_digest,
+    weights_file,
+)
 
 FOLDER = Path(menet.__file__).parent / "pretrained"
 MEASURED = "measured.json"
@@ -36,20 +46,32 @@ def locate(run: str | os.PathLike[str]) -> Path:
     return shipped if os.fspath(run) in names() else path
 
 
-def pack(run: str | os.PathLike[str], path: str | os.PathLike[str], rank: int = 64) -> int:
+def pack(
+    run: str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    rank: int = 64,
+    defense: Mapping[str, Any] | None = None,
+) -> int:
     """Write the best epoch of `run` to a small file at `path`, and return its size in bytes.
 
     Weights are in half precision, matrices whose factors of rank `rank` take less are written as these. Evaluate
-    the file, not the run: that its accuracy stands has to be measured.
+    the file, not the run: that its accuracy stands has to be measured. With `defense` (its name and settings),
+    the network gets that defense in front of it, without training behind it.
     """
     if rank < 1:
         raise ConfigurationError(f"expected rank >= 1, got {rank}")
     tensors, header = load_verified(weights_file(Path(run)))
     state = model_tensors(tensors, "averaged") or model_tensors(tensors)
     kept = {name: value for name, value in header.items() if name not in (DIGEST, "progress")}
-    save_with_digest(
-        Path(path), weights.pack(state, rank), {**kept, "packed": {"dtype": "float16", "rank": rank}}
-    )
+    kept |= {"seconds": training_of(run).get("seconds"), "packed": {"dtype": "float16", "rank": rank}}
+    if defense is not None:
+        if kept.get("defense"):
+            raise ConfigurationError(
+                f"expected a network without a defense, got one behind {kept['defense']['name']}"
+            )
+        defended = rebuild(load_model(run), dict(defense))
+        state, kept["defense"] = defended.state_dict(), describe(defended)
+    save_with_digest(Path(path), weights.pack(state, rank), kept)
     return Path(path).stat().st_size
 
 

@@ -70,6 +70,19 @@ def test_factors_with_a_huge_product_are_refused(tmp_path):
         weights.unpack(bomb, expected)
 
 
+def test_a_defense_in_front_of_a_network_that_was_trained_without(tmp_path):
+    inner = build("lenet", channels=1, classes=3, side=SMALL_SIDE, generator=torch.Generator().manual_seed(0))
+    save_with_digest(tmp_path / "bare.safetensors", inner.state_dict(), {"architecture": weights.describe(inner)})
+    pretrained.pack(
+        tmp_path / "bare.safetensors", tmp_path / "b.safetensors", 1024, {"name": "bit-depth", "bits": 1}
+    )
+    model = menet.load(tmp_path / "b.safetensors")
+    images = torch.rand(2, 1, SMALL_SIDE, SMALL_SIDE)
+    torch.testing.assert_close(model(images), inner.eval()(images.round()), rtol=1e-2, atol=1e-3)
+    with pytest.raises(ConfigurationError, match="without a defense, got one behind bit-depth"):
+        pretrained.pack(tmp_path / "b.safetensors", tmp_path / "c.safetensors", 1024, {"name": "jpeg"})
+
+
 def test_weights_beyond_half_precision_are_refused():
     with pytest.raises(CheckpointError, match="half precision"):
         weights.pack({"w": torch.tensor([1e6])}, rank=1)
