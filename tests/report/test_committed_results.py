@@ -1,0 +1,76 @@
+"""What the repository publishes: rendered from its records, small, and the same when it is measured again."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import menet
+from menet import data
+from menet.errors import DataError
+from menet.evaluation import EvaluationSettings, evaluate, parse_attack, read_results
+from menet.report.board import problems
+from menet.training import pretrained
+
+RESULTS = Path(__file__).parents[2] / "results"
+
+pytestmark = pytest.mark.skipif(not RESULTS.is_dir(), reason="needs the results of the repository")
+
+
+def dataset(name: str) -> data.Dataset:
+    try:
+        return data.load(name, "test")
+    except DataError as error:
+        pytest.skip(f"needs the dataset: {error}")
+
+
+def size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def test_a_reviewer_has_nothing_to_object_to():
+    """Among it that rendering again changes nothing."""
+    assert problems(RESULTS) == []
+
+
+def test_results_and_networks_are_small():
+    assert size(RESULTS) <= 25 * 2**20
+    assert size(pretrained.FOLDER) <= 12 * 2**20
+
+
+@pytest.mark.parametrize("name", pretrained.names())
+def test_a_sample_of_every_network_is_as_accurate_as_its_card_says(name):
+    card = pretrained.card(name)
+    images, labels = dataset(card.dataset).batch(slice(0, 300))
+    model = menet.load(name)
+    with torch.no_grad():
+        correct = (model(images).argmax(1) == labels).double().mean()
+    (clean,) = {line["clean"]["value"] for line in card.measured}
+    # Four standard errors of a sample of 300, and one image for the rounding of another processor.
+    assert abs(float(correct) - clean) <= 4 * (clean * (1 - clean) / 300) ** 0.5 + 1 / 300
+
+
+def test_recorded_rows_come_out_again(tmp_path):
+    """The first batch of a recorded attack, from its seeds. On another processor an image or two may differ."""
+    (label, recorded) = next(
+        (label, one)
+        for label, one in read_results(RESULTS)["mnist/menet-pure"].items()
+        if "on=classifier" in label
+    )
+    model, settings = menet.load("mnist-menet-pure"), recorded.evaluation
+    attack = parse_attack(label, model, menet.load, epsilon=settings["threat"]["epsilon"])
+    again = evaluate(
+        model,
+        dataset("mnist"),
+        [attack],
+        tmp_path,
+        EvaluationSettings(stop=50, batch_size=settings["batch_size"], draws=settings["scoring"]["draws"]),
+    )[label]
+    rows = dict(zip((row["index"] for row in recorded.rows), recorded.rows, strict=True))
+    counts = [
+        (sorted(row["adversarial"]["predictions"]), sorted(rows[row["index"]]["adversarial"]["predictions"]))
+        for row in again.rows
+    ]
+    assert sum(now == then for now, then in counts) >= 45
+    assert all(row["seeds"] == rows[row["index"]]["seeds"] for row in again.rows)
+    assert all(row["image"] == rows[row["index"]]["image"] for row in again.rows)
