@@ -88,6 +88,9 @@ class Publish:
     evaluation: Path | None = None
     """Folder of its records. Default: RUN/evaluation."""
 
+    stop: int | None = None
+    """Publish the examples before this one: for an evaluation that is not finished. Default: all."""
+
     out: Path = Path("results")
     """Folder of all results."""
 
@@ -107,6 +110,8 @@ class Publish:
         if self.name is None:
             raise ConfigurationError("expected --name, the model's name on the board, such as mnist/me-net")
         evaluations = read_folder(self.evaluation or default_folder(self.run, "evaluation"))
+        if self.stop is not None:
+            evaluations = {label: one.until(self.stop) for label, one in evaluations.items()}
         written = publish(self.name, evaluations, training_of(self.run), self.out)
         size = sum(path.stat().st_size for path in written)
         print(f"{self.name}: {len(evaluations)} attacks, {size / 1024:,.0f} KiB in {self.out / self.name}")

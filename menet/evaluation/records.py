@@ -39,6 +39,12 @@ class Records:
         expected = range(self.evaluation["start"], self.evaluation["stop"])
         return tuple(index for index in expected if index not in there)
 
+    def until(self, stop: int) -> "Records":
+        """The same evaluation of the examples before `stop`: their rows do not depend on the others."""
+        stop = min(stop, self.evaluation["stop"])
+        header = {**self.header, "evaluation": {**self.evaluation, "stop": stop}}
+        return Records(header, tuple(row for row in self.rows if row["index"] < stop), self.damage)
+
 
 def read(*paths: str | os.PathLike[str], damaged: bool = False) -> Records:
     """The records in the shards `paths` of one evaluation, merged.

@@ -59,6 +59,17 @@ def test_rendering_again_changes_nothing(tmp_path):
     assert f"{100 * line['robust']['value']:.1f}%" in results_markdown([entry])
 
 
+def test_the_finished_part_of_an_evaluation_can_be_published(tmp_path):
+    whole = records(count=9)
+    begun = Records(whole.header, whole.rows[:6])
+    publish("mnist/a", {"pgd": begun.until(5)}, {}, tmp_path)
+    found = read_results(tmp_path)["mnist/a"]["pgd"]
+    assert found.evaluation == {**whole.evaluation, "stop": 5}
+    assert accuracies(found) == accuracies(Records({**whole.header}, whole.rows[:5]))
+    with pytest.raises(RecordError, match="got 1 missing"):
+        publish("mnist/b", {"pgd": begun.until(7)}, {}, tmp_path)
+
+
 def test_a_name_cannot_leave_the_page_or_the_folder(tmp_path):
     for name in ("../a", "/etc/a", "a//b", "A", "<b>", ""):
         with pytest.raises(RecordError, match="expected a name"):
