@@ -155,8 +155,11 @@ class Train:
     limit: int | None = None
     """Train on a random subset of this many images."""
 
-    validation: int | None = None
-    """Training images held out to choose the best epoch, and to detect catastrophic overfitting."""
+    validation: Annotated[
+        int | float | None, tyro.conf.arg(metavar="INT|FRACTION", help_behavior_hint="")
+    ] = None
+    """Training images held out to choose the best epoch, and to detect catastrophic overfitting; a number below 1
+    is the fraction of them."""
 
     guard: int | None = None
     """Steps between checks for catastrophic overfitting; 0 for none. Default: 200."""
@@ -200,7 +203,8 @@ class Train:
         from menet.commands.options import check_dataset, epsilon_of, fraction
         from menet.training import recipes
 
-        recipe = recipes.by_name(check_dataset(self.dataset), self.recipe)
+        name = check_dataset(self.dataset)
+        recipe = recipes.by_name(name, self.recipe, self._images(name))
         given: dict[str, Any] = {
             "norm": self.norm,
             "steps": self.steps,
@@ -238,6 +242,15 @@ class Train:
         given = {name: value for name, value in given.items() if value is not None}
         config = replace(recipe, objective=self.objective, defense=self.defense_settings(), **given)
         return config if self.epochs is not None else recipes.at_equal_time(config)
+
+    def _images(self, name: str) -> int | None:
+        """The number of training images in a folder, which its recipe depends on."""
+        from menet import data
+
+        if name.partition(":")[0] != "folder":
+            return None
+        count = len(data.load(name, "train", self.root))
+        return count if self.limit is None else min(self.limit, count)
 
     def defense_settings(self) -> dict[str, Any]:
         """The chosen defense, as `TrainingConfig.defense` takes it."""

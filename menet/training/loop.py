@@ -168,6 +168,8 @@ def train(
     with joined(device) as worker:
         batches = Batches.of(config, None if root is None else Path(root), worker.world)
         test_set = data.load(config.dataset, "test", root)
+        if worker.first:
+            print(batches.describe(test_set), file=sys.stderr)
         with _started(config, Path(folder), worker, batches, saving or Saving()) as run:
             while run.state.progress.epoch < config.epochs:
                 _epoch(run)
