@@ -59,7 +59,9 @@ COMMANDS = {
         f"the records of finished batches are kept; {RESUME}",
     ),
     "audit": Command(
-        "menet.commands.audit:Audit", "check a robustness claim as a careful reviewer would", NOTHING
+        "menet.commands.audit:Audit",
+        "check a robustness claim as a careful reviewer would",
+        f"the findings of finished checks are kept; {RESUME}",
     ),
     "certify": Command(
         "menet.commands.certify:Certify",

@@ -233,8 +233,8 @@ def _dataset_of_run(run: Path) -> str:
     config = folder / "config.json"
     if config.is_file():
         try:
-            found = json.loads(config.read_text()).get("dataset")
-        except (ValueError, AttributeError) as error:
+            found = json.loads(config.read_bytes()).get("dataset")
+        except (OSError, ValueError, AttributeError, RecursionError) as error:
             raise ConfigurationError(
                 f"expected a JSON object in {config}; name the dataset with --data"
             ) from error

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from menet.commands.options import Tables
+from menet.errors import RecordError
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,6 @@ class Compare:
     """Also write the table to this file: .csv, .tex, .json or .md."""
 
     def __call__(self) -> int:
-        from menet.errors import RecordError
         from menet.evaluation.accuracy import incomparable
         from menet.report.collect import Subject, evaluations_of
         from menet.report.tables import comparison
@@ -146,7 +146,11 @@ def _training_of(run: Path) -> dict[str, Any]:
     """The configuration of a run, and how long it trained, as far as its folder says."""
     from menet.training.log import read_log
 
-    config = run / "config.json"
-    made: dict[str, Any] = {"config": json.loads(config.read_text(encoding="utf-8"))} if config.is_file() else {}
+    config, made = run / "config.json", dict[str, Any]()
+    if config.is_file():
+        try:
+            made["config"] = json.loads(config.read_bytes())
+        except (ValueError, RecursionError) as error:
+            raise RecordError(f"expected a JSON object in {config}: {error}; restore it or remove it") from error
     seconds = [line["seconds"] for line in read_log(run) if isinstance(line.get("seconds"), int | float)]
     return {**made, "seconds": sum(seconds)} if seconds else made

@@ -155,9 +155,7 @@ class Train:
     limit: int | None = None
     """Train on a random subset of this many images."""
 
-    validation: Annotated[
-        int | float | None, tyro.conf.arg(metavar="INT|FRACTION", help_behavior_hint="")
-    ] = None
+    validation: Annotated[int | float | None, tyro.conf.arg(metavar="INT|FRACTION", help_behavior_hint="")] = None
     """Training images held out to choose the best epoch, and to detect catastrophic overfitting; a number below 1
     is the fraction of them."""
 

@@ -18,8 +18,9 @@ from menet.errors import ConfigurationError
 from menet.evaluation import provenance
 from menet.evaluation.attack_spec import AttackRun
 from menet.evaluation.records import Records, Row, Shard, batch_size_of, read, shards
-from menet.evaluation.scoring import evaluation_mode, require_positive, score
+from menet.evaluation.scoring import require_positive, score
 from menet.evaluation.snapshots import snapshot
+from menet.preprocessed import evaluation_mode
 from menet.progress import reporting
 from menet.seeding import batch_seed, derive, reseed
 
@@ -103,7 +104,7 @@ def evaluate(
                 Shard(folder, header, made, worker.rank) as shard,
                 reporting(worker_title(run.label, worker), len(own)) as progress,
             ):
-                progress.advance(len(shard.done.intersection(own)))
+                progress.skip(len(shard.done.intersection(own)))
                 for first, missing in remaining(own, batch_size, shard.done):
                     rows = work.rows(run, first, missing)
                     shard.append(rows)

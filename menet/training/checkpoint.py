@@ -300,7 +300,11 @@ def _restore(state: TrainState, tensors: Mapping[str, Tensor], progress: Mapping
     for name, generator in state.generators.items():
         generator.set_state(tensors[f"generator.{name}"])
     for one in fields(Progress):
-        setattr(state.progress, one.name, progress[one.name])
+        value = progress[one.name]
+        kind = int if one.type is int else float | None if one.name in ("best", "robust") else int | float
+        if isinstance(value, bool) or not isinstance(value, kind) or (value is not None and not value >= 0):
+            raise ValueError(f"expected progress.{one.name} >= 0, got {value!r:.40}")
+        setattr(state.progress, one.name, value)
 
 
 def _finite_weights(model: nn.Module, where: str) -> dict[str, Tensor]:

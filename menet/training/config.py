@@ -85,7 +85,8 @@ class TrainingConfig:
     limit: int | None = None
     """Train on a stratified sample of this many images; all if None."""
     validation: int | float = 0
-    """Training images held out to select the best epoch; below 1, the fraction of them. 0: the last epoch is it."""
+    """Training images held out to select the best epoch; below 1, the fraction of them. With 0 the last epoch is
+    the best."""
     guard: int = 200
     """Steps between checks for catastrophic overfitting, on validation images; 0 for none.
 

@@ -228,7 +228,7 @@ def _epoch(run: Run) -> None:
         _reporting(f"epoch {progress.epoch + 1} of {config.epochs}", batches.steps, run.worker) as reporter,
         batches.ahead(progress.epoch, progress.step, drawn_from, run.worker, defense) as ready,
     ):
-        reporter.advance(progress.step)
+        reporter.skip(progress.step)
         for images, labels in ready:
             learning_rate = learning_rate_at(config, run.step, batches.steps)
             for group in state.optimizer.param_groups:
@@ -378,8 +378,9 @@ def _test(run: Run, test_set: data.Dataset) -> TrainingResult:
     known = torch.zeros(2, dtype=torch.float64, device=run.worker.device)
     if run.log is not None:
         for row in read_log(run.folder):
-            if row["kind"] == "test" and isinstance(row.get("accuracy"), float) and row.get("epoch"):
-                known[0], known[1] = row["epoch"], row["accuracy"]
+            epoch, found = row.get("epoch"), row.get("accuracy")
+            if row["kind"] == "test" and type(epoch) is int and type(found) is float and 0 <= found <= 1:
+                known[0], known[1] = epoch, found
     epoch, test_accuracy = run.worker.total(known).tolist()
     if not epoch:
         epoch = load_weights(run.folder / BEST, run.state.judged)["epoch"]

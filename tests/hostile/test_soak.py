@@ -1,5 +1,6 @@
-"""The quick part of `make soak`: a few damaged files of each format, and one kill."""
+"""The quick part of `make soak`: a few damaged files of each format, and what a finding is."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,29 +10,40 @@ import pytest
 SOAK = Path(__file__).parent / "soak.py"
 
 
+@pytest.fixture
+def soak(monkeypatch):
+    monkeypatch.syspath_prepend(str(SOAK.parent))
+    import soak
+
+    return soak
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_few_of_each_format_survive(tmp_path):
-    document = tmp_path / "reliability.md"
+@pytest.mark.timeout(900)
+def test_a_few_of_each_format_survive_and_a_second_run_adds_to_the_table(tmp_path):
+    document, counts = tmp_path / "reliability.md", tmp_path / "counts.json"
     document.write_text("before\n<!-- soak -->\nan earlier table\n<!-- /soak -->\nafter\n")
-    command = [sys.executable, str(SOAK), "--mutations", "5", "--kills", "0", "--write", str(document)]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stdout + found.stderr
+    command = [sys.executable, str(SOAK), "--counts", str(counts), "--write", str(document)]
+    for stage, row in (
+        ("published-files", "| mat plain | 3 | 3 | 0 |"),
+        ("own-files", "| weights | 3 | 3 | 0 |"),
+    ):
+        arguments = [*command, "--size", "3", "--only", stage]
+        found = subprocess.run(arguments, capture_output=True, text=True, check=False)
+        assert found.returncode == 0, found.stdout + found.stderr
+        assert row in found.stdout
     text = document.read_text()
     assert text.startswith("before")
     assert text.endswith("after\n")
     assert "an earlier table" not in text
-    assert "| weights | 5 | 5 | 0 |" in text
+    assert "| mat plain | 3 | 3 | 0 |" in text
+    assert "| weights | 3 | 3 | 0 |" in text
+    assert f"| **all** | {3 * (text.count('| 3 | 3 | 0 |'))} |" in text
 
 
-def test_a_finding_is_reported(tmp_path):
+def test_a_finding_is_reported_and_counts_continue(tmp_path, soak, capsys):
     """A reader that raises anything but the project's own error, or accepts damage, is a finding."""
-    sys.path.insert(0, str(SOAK.parent))
-    try:
-        from soak import mutate
-    finally:
-        sys.path.pop(0)
-    file = tmp_path / "file"
+    file, kept = tmp_path / "file", tmp_path / "counts.json"
     file.write_bytes(b"0123456789" * 5)
 
     def careless() -> int:
@@ -40,8 +52,35 @@ def test_a_finding_is_reported(tmp_path):
             raise IndexError
         return 1 + len(content)
 
-    found = mutate("careless", file, careless, 40)
+    counts = soak.Counts(kept)
+    soak.mutate(counts, "careless", file, careless, 30)
+    assert "| careless | 30 |" in capsys.readouterr().out
+    again = soak.Counts(kept)
+    soak.mutate(again, "careless", file, careless, 40)
+    soak.mutate(again, "careful", file, file.exists, 5)
+    found = again.tallies["careless"]
     assert found.tried == 40
+    assert found.findings[: len(counts.tallies["careless"].findings)] == counts.tallies["careless"].findings
     assert any("IndexError" in words for words in found.findings)
     assert any("accepted with another content" in words for words in found.findings)
-    assert mutate("careful", file, file.exists, 5).findings == []
+    assert again.tallies["careful"].findings == []
+    whole = soak.Counts(tmp_path / "other.json")
+    soak.mutate(whole, "careless", file, careless, 40)
+    assert whole.tallies["careless"].findings == found.findings, "a case is the same in every run"
+
+
+def test_counts_of_other_sources_do_not_count(tmp_path, soak, capsys):
+    kept = tmp_path / "counts.json"
+    tallies = [{"name": "records", "tried": 3, "findings": [], "seconds": 1.0}]
+    kept.write_text(json.dumps({"sources": "others", "tallies": tallies}))
+    assert soak.Counts(kept).tallies == {}
+    assert "the sources have changed" in capsys.readouterr().err
+
+
+def test_every_stage_is_in_the_help_and_every_long_command_is_killed(soak):
+    told = subprocess.run(
+        [sys.executable, str(SOAK), "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    assert all(stage in told for stage in soak.STAGES)
+    resumed = {"prepare", "train", "evaluate", "certify", "audit", "reproduce"}
+    assert {f"kill-{name}" for name in resumed} <= soak.STAGES.keys()

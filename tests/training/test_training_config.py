@@ -74,7 +74,10 @@ def test_the_reason_inside_a_defense_is_told():
     [
         (plain(batch_size=65), "expected batch_size <= 64.*got 65"),
         (plain(limit=5000), "expected limit <= .*got 5000"),
-        (plain(limit=None, validation=4000), "expected validation < 4000.*got 4000; hold out fewer, or a fraction"),
+        (
+            plain(limit=None, validation=4000),
+            "expected validation < 4000.*got 4000; hold out fewer",
+        ),
         (plain(dataset="digitz"), "digitz"),
         (tiny(objective="standard", prepared="nowhere"), "no prepared set in nowhere"),
     ],
