@@ -164,12 +164,13 @@ class Preprocessed(nn.Module):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the weights and the settings of the defense to a safetensors file; any classifier will do.
 
-        With one of this package's networks the file is enough for `menet.load`. The code of any other is not in
-        it: build both again and call `load`.
+        A digest of both is verified when the file is read. With one of this package's networks the file is enough
+        for `menet.load`. The code of any other is not in it: build both again and call `load`.
         """
         network = self.classifier
         known = {"architecture": weights.describe(network)} if isinstance(network, Network) else {}
-        weights.save(path, self, {"defense": describe(self), **known})
+        state = self.state_dict()
+        weights.save(path, state, weights.with_digest(state, {"defense": describe(self), **known}))
 
     def load(self, path: str | os.PathLike[str]) -> "Preprocessed":
         """Fill the module with the weights that `save` or a training run wrote; refuse those of another defense.
@@ -177,7 +178,7 @@ class Preprocessed(nn.Module):
         Only how gradients pass may differ. To put the weights behind another defense on purpose, load them here
         into the one they were trained with, and give its `classifier` to the other.
         """
-        state, header = weights.load(path)
+        state, header = weights.load_verified(path)
         difference = _difference(header.get("defense") or {}, describe(self))
         if difference:
             raise CheckpointError(

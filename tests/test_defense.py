@@ -308,3 +308,26 @@ def test_a_vote_on_nan_logits_is_an_error_and_not_class_0():
     for ask in (model.vote, model.votes):
         with pytest.raises(MenetError, match="NaN logits for image 1"):
             ask(torch.rand(3, 1, 8, 8), draws=2)
+
+
+def test_a_flipped_bit_in_a_file_of_model_save_is_found(tmp_path):
+    def build():
+        return MENet(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), USVT(), p=0.5)
+
+    file = tmp_path / "own.safetensors"
+    build().save(file)
+    build().load(file)
+    content = bytearray(file.read_bytes())
+    content[-50] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match="does not match its digest"):
+        build().load(file)
+
+
+def test_weights_of_a_foreign_classifier_say_how_to_load_them(tmp_path):
+    file = tmp_path / "own.safetensors"
+    MENet(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), USVT(), p=0.5).save(file)
+    with pytest.raises(
+        CheckpointError, match=r"whose code is yours: build it behind its defense and call `model\.load"
+    ):
+        menet.load(file)

@@ -40,7 +40,7 @@ class Audit:
     """Norm of the perturbation."""
 
     examples: int = 100
-    """Number of examples, from the first one on."""
+    """Number of examples, from the first one on; datasets mix their classes."""
 
     steps: int = 40
     """Steps of the audited attack."""
@@ -73,6 +73,7 @@ class Audit:
 
         from menet.attacks import ThreatModel
         from menet.commands.options import default_folder, epsilon_of, subject_of
+        from menet.data.dataset import warn_of_missing_classes
         from menet.errors import ConfigurationError
         from menet.evaluation import AuditSettings, audit, provenance
         from menet.evaluation.audit import failed
@@ -100,6 +101,7 @@ class Audit:
         # A folder that cannot be written should be known before minutes of work, not after.
         require_writable(file)
         count = min(self.examples, 40) if self.quick else self.examples
+        warn_of_missing_classes(dataset, 0, min(count, len(dataset)))
         images, labels = dataset.batch(slice(0, count))
         content: dict[str, Any] = {
             "format": "menet.audit/1",

@@ -57,10 +57,17 @@ class Train:
     """short: minutes on two cores; cores: robust training within 2.5 hours on two cores (mnist: 1 hour);
     paper: Appendix B of the paper (200 epochs)."""
 
-    defense: Annotated[str, tyro.conf.arg(help=f"none, me-net, or a baseline: {', '.join(BASELINES)}.")] = "none"
+    defense: Annotated[
+        str,
+        tyro.conf.arg(
+            help=f"none, me-net, a baseline: {', '.join(BASELINES)}; or your own as package.module:Class, whose "
+            "code is executed."
+        ),
+    ] = "none"
 
     estimator: str | None = None
-    """Of me-net: nuclear-norm (default), usvt, soft-impute, tubal, or mask-only for the ablation."""
+    """Of me-net: nuclear-norm (default), usvt, soft-impute, tubal, mask-only for the ablation, or your own as
+    package.module:Class, whose code is executed."""
 
     p: P = None
 
@@ -185,7 +192,8 @@ class Train:
         from menet.training.loop import Saving
 
         config = self.config()
-        out = self.out or Path("runs") / f"{config.dataset.partition(':')[0]}-{self.defense}-{config.objective}"
+        defense = config.defense.get("name", "none")
+        out = self.out or Path("runs") / f"{config.dataset.partition(':')[0]}-{defense}-{config.objective}"
         saving = Saving(self.save_seconds, self.save_steps, self.log_steps)
         result = train(config, out, root=self.root, saving=saving)
         if Worker.from_environment().first:
@@ -270,6 +278,9 @@ def defense_settings(
     encoding: str | None = None,
 ) -> dict[str, Any]:
     """The settings of a defense from options; options of ME-Net are refused for another defense."""
+    from menet.commands.options import own_name
+
+    defense, estimator = own_name(defense, "defense"), estimator and own_name(estimator, "estimator")
     estimator = "mask-only" if encoding == "ablation" and estimator is None else estimator
     own = {"estimator": estimator, "p": _probabilities(p), "masks": masks, "channels": channels}
     own |= {"mask": mask, "encoding": encoding}

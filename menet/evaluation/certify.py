@@ -52,6 +52,7 @@ from torch import Tensor, nn
 
 from menet import masks as masking
 from menet.attacks.eot import MAX_BATCH
+from menet.data.dataset import warn_of_missing_classes
 from menet.defense import MENet
 from menet.distributed import Worker
 from menet.errors import ConfigurationError, RecordError
@@ -359,6 +360,7 @@ def certify(
     worker = worker or Worker.from_environment()
     model.to(device)
     examples = range_of(settings.start, settings.stop, len(dataset))
+    warn_of_missing_classes(dataset, examples.start, examples.stop)
     batch_size = settings.batch_size or min(BATCH_SIZE, len(examples))
     own = [index for index in examples if index // batch_size % worker.world == worker.rank]
     p, entries = observation(model, dataset.images.shape[1])

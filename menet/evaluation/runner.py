@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from menet.attacks import AttackResult
 from menet.attacks.base import is_deterministic
 from menet.attacks.eot import MAX_BATCH
+from menet.data.dataset import warn_of_missing_classes
 from menet.distributed import Worker
 from menet.errors import ConfigurationError
 from menet.evaluation import provenance
@@ -81,6 +82,7 @@ def evaluate(
         raise ConfigurationError("expected attacks with different labels, got one twice")
     device = torch.device(device)
     examples = range_of(settings.start, settings.stop, len(dataset))
+    warn_of_missing_classes(dataset, examples.start, examples.stop)
     kept = (batch_size_of(folder, run.label) for run in attacks)
     batch_size = settings.batch_size or next(filter(None, kept), None) or even(len(examples), BATCH_SIZE)
     own = [index for index in examples if index // batch_size % worker.world == worker.rank]
