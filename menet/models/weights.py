@@ -49,8 +49,12 @@ def save(path: Location, module: nn.Module | Mapping[str, Tensor], header: Mappi
             raise CheckpointError(f"expected tensors only, got {name!r} as {type(value).__name__}")
         # safetensors refuses tensors that share memory or are not contiguous; a copy is neither.
         tensors[name] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
-    with replacing(path) as temporary:
-        save_file(tensors, temporary, metadata={KEY: text})
+    try:
+        with replacing(path) as temporary:
+            save_file(tensors, temporary, metadata={KEY: text})
+    except SafetensorError as error:
+        # A full disk, among others, is no OSError there.
+        raise CheckpointError(f"cannot write {path} ({_one_line(error)}); the previous file is kept") from error
 
 
 def load(path: Location) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from menet.errors import CheckpointError, ConfigurationError, TrainingError
@@ -196,9 +195,8 @@ def save_with_digest(path: Path, tensors: Mapping[str, Tensor], header: Mapping[
     """Write tensors and header atomically, with the digest of both in the header."""
     try:
         weights.save(path, tensors, with_digest(tensors, header))
-    except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or _one_line(error)
-        raise CheckpointError(f"cannot write {path} ({reason}); the previous file is kept") from error
+    except OSError as error:
+        raise CheckpointError(f"cannot write {path} ({error.strerror}); the previous file is kept") from error
 
 
 def model_tensors(tensors: Mapping[str, Tensor], kind: str = "model") -> dict[str, Tensor]:

@@ -3,12 +3,15 @@
 import json
 import math
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -226,6 +229,7 @@ def _epoch(run: Run) -> None:
     saved = time.monotonic()
     with (
         _reporting(f"epoch {progress.epoch + 1} of {config.epochs}", batches.steps, run.worker) as reporter,
+        _interrupts_wait() as interrupts,
         batches.ahead(progress.epoch, progress.step, drawn_from, run.worker, defense) as ready,
     ):
         reporter.skip(progress.step)
@@ -264,6 +268,10 @@ def _epoch(run: Run) -> None:
                 _guard(run)
             shown: dict[str, Any] = {"accuracy": f"{progress.correct / progress.seen:.2%}", **run.pace}
             reporter.advance(loss=progress.loss / progress.seen, **shown)
+            if interrupts:
+                if run.log is not None:
+                    save_checkpoint(run.folder / LAST, config, state)
+                raise KeyboardInterrupt
             if run.log is None:
                 continue
             if run.step % run.saving.log_steps == 0:
@@ -390,6 +398,30 @@ def _test(run: Run, test_set: data.Dataset) -> TrainingResult:
         if run.log is not None:
             run.log.write("test", run.step, epoch=epoch, accuracy=test_accuracy, images=len(test_set))
     return TrainingResult(run.folder, int(epoch), test_accuracy)
+
+
+@contextmanager
+def _interrupts_wait() -> Iterator[list[int]]:
+    """Ctrl-C inside the block is noted in the list that is yielded; a second one does not wait.
+
+    Between two steps, and only there, a checkpoint is one that a run resumes from to the same bits.
+    """
+    noted: list[int] = []
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield noted
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if noted:
+            before(number, frame)
+        noted.append(number)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield noted
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _lock(folder: Path, worker: Worker, stack: ExitStack) -> None:

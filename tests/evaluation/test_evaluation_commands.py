@@ -271,6 +271,7 @@ def test_an_estimator_a_defense_and_an_attack_of_your_own(tmp_path, monkeypatch,
         forget()
 
 
+@pytest.mark.slow
 def test_a_range_that_misses_classes_says_so(run, capsys):
     """Three digits are not ten classes: evaluate, certify and audit tell it in one line."""
     few = ["--data", "digits"]

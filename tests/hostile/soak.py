@@ -47,7 +47,11 @@ BEGIN, END = "<!-- soak -->", "<!-- /soak -->"
 SIZE = 500
 KILLS_PER_MUTATION = 20 / 500
 DISK = "20m"
-TRAIN = ("train", "digits", "--limit", "300", "--epochs", "3", "--batch-size", "50", "--defense", "me-net")
+TRAIN = (
+    "train", "digits", "--limit", "300", "--epochs", "3", "--batch-size", "50", "--defense", "me-net",
+    "--model", "small",
+)  # fmt: skip
+"""A network of which checkpoints fit the small disk several times."""
 
 Words = tuple[str, ...]
 
@@ -93,10 +97,11 @@ class Tally:
 
 
 class Counts:
-    """The tallies of one state of the sources, in a file that is written after every case."""
+    """The tallies of one state of the sources, in a file that is written after every second."""
 
     def __init__(self, file: Path) -> None:
         self.file, self.sources, self.tallies = file, fingerprint(), dict[str, Tally]()
+        self.saved = time.monotonic()
         if not file.is_file():
             return
         found = json.loads(file.read_text(encoding="utf-8"))
@@ -118,11 +123,15 @@ class Counts:
                 tally.findings += [f"case {tally.tried}: {one}" for one in found]
                 tally.tried += 1
                 tally.seconds += processor_time() - began
-                self.save()
+                if time.monotonic() - self.saved > 1:
+                    self.save()
                 progress.advance(1, findings=str(len(tally.findings)))
 
-        with reporting(name, count) as progress:
-            yield left(progress)
+        try:
+            with reporting(name, count) as progress:
+                yield left(progress)
+        finally:
+            self.save()
         print(f"{tally.row()}  {format_duration(tally.seconds)} of processor time", flush=True)
         for finding in tally.findings[:5]:
             print(f"    {finding}", flush=True)
@@ -130,6 +139,7 @@ class Counts:
     def save(self) -> None:
         tallies = [asdict(one) for one in self.tallies.values()]
         write_atomically(self.file, json.dumps({"sources": self.sources, "tallies": tallies}, indent=1))
+        self.saved = time.monotonic()
 
     def total(self) -> Tally:
         every = list(self.tallies.values())
@@ -507,8 +517,8 @@ class Soak:
             "compare": ("compare", str(evaluated), str(evaluated), "--out", str(disk / "out/table.csv")),
             "demo": ("demo", "--quick", "--out", str(disk / "out")),
         }  # fmt: skip
-        # What is written first, what comes later, and what is nearly all of it.
-        rooms = (0, 64, 2048)
+        # Space for nothing, for what comes first, and for nearly all of it; a small soak has the first alone.
+        rooms = (0, 64, 2048)[: self.kills]
         try:
             for name in (*commands(run), *some):
                 words = some[name] if name in some else commands(run)[name](disk / "out")

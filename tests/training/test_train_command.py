@@ -39,6 +39,7 @@ def test_a_run_from_the_command_line(tmp_path, capsys):
     assert "belongs to another run: expected seed 0, got 4" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_small_folder_of_images_is_split_sensibly_and_the_split_is_told(tmp_path, capsys):
     for number in range(60):
         file = tmp_path / "photos" / f"class{number % 2}" / f"{number}.png"

@@ -84,11 +84,11 @@ def audit(
         # To know whether the model is random, it is called: not at the expense of the global generator.
         with torch.random.fork_rng(devices=[]):
             planned = planned_passes(audited)
-        with _counted(audited, progress):
+        shown = {"check": ""}
+        with _counted(audited, progress, shown):
             while left:
                 progress.expect(progress.done + sum(planned.get(name, 0.0) for name in left))
-                name = left.pop(0)
-                progress.advance(0, check=name)
+                shown["check"] = name = left.pop(0)
                 audited.begin(name)
                 try:
                     finding = checks[name](audited)
@@ -133,12 +133,12 @@ def planned_passes(audited: AuditedModel) -> dict[str, float]:
 
 
 @contextmanager
-def _counted(audited: AuditedModel, progress: Reporter) -> Iterator[None]:
+def _counted(audited: AuditedModel, progress: Reporter, shown: Mapping[str, str]) -> Iterator[None]:
     """Advance `progress` by the images that pass the model meanwhile, twice where they need a gradient."""
 
     def count(_: nn.Module, arguments: tuple[Any, ...]) -> None:
         images = arguments[0]
-        progress.advance(len(images) * (2 if images.requires_grad and torch.is_grad_enabled() else 1))
+        progress.advance(len(images) * (2 if images.requires_grad and torch.is_grad_enabled() else 1), **shown)
 
     # A hook and not a wrapper: views of the model, such as one with another gradient, share it. What is no module
     # is counted check by check.
