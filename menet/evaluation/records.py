@@ -218,7 +218,7 @@ def _header(path: Path, line: jsonl.Line | None) -> dict[str, Any]:
         and {"label", "start", "stop"} <= content["evaluation"].keys()
     ):
         raise RecordError(f"{path}:1 is not the header of an evaluation in the format {FORMAT}")
-    fault = _header_fault(content["evaluation"])
+    fault = _header_fault(content["evaluation"]) or _type_fault(content["made"], {"versions": dict}, "made.")
     if fault:
         raise RecordError(f"{path}:1 {fault}")
     return content

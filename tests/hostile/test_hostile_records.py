@@ -4,11 +4,13 @@ import base64
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 import time
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -238,3 +240,26 @@ def test_a_damaged_test_row_of_a_log_is_measured_again(tmp_path):
     for row in ({"epoch": "x", "accuracy": 0.5}, {"epoch": 1, "accuracy": 7.0}, {"epoch": 1}):
         log.write_text("\n".join([*kept, json.dumps({"kind": "test", "step": 1, **row})]) + "\n")
         assert train(config, tmp_path) == first
+
+
+@pytest.mark.parametrize("content", [DEEP, NO_TEXT, b"[3]", b""])
+def test_damaged_results_of_a_reproduction_are_one_line_or_measured_again(
+    tmp_path, content, without_annotation_checks
+):
+    from menet.commands.demo import _first_time
+    from menet.experiments.jobs import DONE, Workspace
+    from menet.experiments.measures import Measurement
+    from menet.experiments.plan import load_summary, summary_path
+    from menet.experiments.runner import finished
+
+    workspace, job = Workspace(tmp_path), SimpleNamespace(kind="ranks", key="0" * 20)
+    summary = summary_path(workspace, "smoke", "table4")
+    for path in (summary, workspace.folder(job) / "result.json", workspace.folder(job) / DONE):
+        write_atomically(path, content)
+    with pytest.raises(RecordError, match=re.escape(str(summary))):
+        load_summary(workspace, "smoke", "table4")
+    if content != b"[3]":
+        with pytest.raises(RecordError, match=r"result\.json is damaged"):
+            Measurement.result(job, workspace)
+    assert finished(job, workspace) is None
+    assert _first_time(summary, 3.0) == 3.0

@@ -84,3 +84,93 @@ def test_every_stage_is_in_the_help_and_every_long_command_is_killed(soak):
     assert all(stage in told for stage in soak.STAGES)
     resumed = {"prepare", "train", "evaluate", "certify", "audit", "reproduce"}
     assert {f"kill-{name}" for name in resumed} <= soak.STAGES.keys()
+
+
+PROGRAM = """
+import fcntl, os, sys, time
+kind, out = sys.argv[1], sys.argv[2]
+resumed = os.path.isdir(out)
+try:
+    os.makedirs(out, exist_ok=True)
+    lock = open(f"{out}/.lock", "a")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print("is locked", file=sys.stderr)
+        sys.exit(2)
+    for number in range(4):
+        time.sleep(0.05)
+        file = f"{out}/{number}.npy"
+        if not os.path.exists(file):
+            with open(file + ".part", "wb") as part:
+                part.write(b"forgotten" * 99 if resumed and kind == "forgetful" else b"x" * 9999)
+            os.replace(file + ".part", file)
+except OSError as error:
+    if kind == "rude":
+        raise
+    print(error, file=sys.stderr)
+    sys.exit(2)
+"""
+
+
+@pytest.fixture
+def small_soak(soak, tmp_path, monkeypatch):
+    """A soak of one quick command: sound, forgetful (other content when resumed) or rude (a traceback)."""
+
+    def start(words, environment=None):
+        command = [sys.executable, "-c", PROGRAM, *words]
+        return subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            text=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    def of(kind: str, kills: int = 2):
+        names = ("prepare", "train", "evaluate", "certify", "audit", "reproduce")
+        monkeypatch.setattr(soak, "menet", start)
+        monkeypatch.setattr(soak, "commands", lambda run: dict.fromkeys(names, lambda out: (kind, str(out))))
+        monkeypatch.setattr(soak, "TRAIN", (kind,))
+        made = soak.Soak(tmp_path / kind, soak.Counts(tmp_path / f"{kind}.json"), 1, kills)
+        made.work.mkdir()
+        monkeypatch.setattr(soak.Soak, "run", made.work / "run")
+        return made
+
+    return of
+
+
+def test_a_command_that_resumes_survives_kills_races_and_caches(small_soak):
+    soak = small_soak("sound")
+    soak.kill("train")
+    soak.two_at_once()
+    soak.caches()
+    assert soak.counts.total().findings == []
+    assert {name: one.tried for name, one in soak.counts.tallies.items()} == {
+        "kill −9: train": 2,
+        **{f"two at once: {name}": 1 for name in ("train", "evaluate", "certify", "prepare", "audit")},
+        "compile cache: cold, warm, damaged, killed": 1,
+    }
+
+
+def test_a_command_that_forgets_is_a_finding(small_soak):
+    soak = small_soak("forgetful", kills=8)
+    soak.kill("train")
+    assert any("another outcome" in finding for finding in soak.counts.total().findings)
+
+
+def test_full_disks_are_tried_and_tracebacks_found(small_soak, tmp_path):
+    (tmp_path / "disk").mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path / "disk")]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount a disk")
+    subprocess.run(["umount", str(tmp_path / "disk")], check=True)
+    soak = small_soak("sound", kills=1)
+    soak.full_disk()
+    assert soak.counts.total().findings == []
+    assert soak.counts.tallies["full disk of 20 MB: evaluate"].tried == 1
+    assert not (soak.work / "disk").is_mount()
+    soak = small_soak("rude", kills=1)
+    soak.full_disk()
+    assert any("Traceback" in finding for finding in soak.counts.total().findings)

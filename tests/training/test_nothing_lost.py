@@ -224,7 +224,7 @@ def test_full_disk_stops_with_one_sentence_and_keeps_the_last_checkpoint(tmp_pat
     )
     done = subprocess.run(
         python("-c", program, str(folder), str(Path(__file__).parent)),
-        env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False,
+        env=ENVIRONMENT, capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert "REFUSED CheckpointError" in done.stdout, done.stderr
     assert "cannot write" in done.stdout
