@@ -487,7 +487,7 @@ class Soak:
                         for path in (one for one in home.rglob("*") if one.is_file()):
                             path.write_bytes(damaged(path.read_bytes(), chance))
                     elif state.startswith("killed"):
-                        shutil.rmtree(home)
+                        shutil.rmtree(home, ignore_errors=True)
                         process = menet(words(folder), environment=environment)
                         with contextlib.suppress(subprocess.TimeoutExpired):
                             process.communicate(timeout=seconds * (0.5 + 2 * chance.random()))
