@@ -300,6 +300,15 @@ def test_the_time_left_is_estimated_by_counted_passes(plain, defended, some, whi
     assert re.search(r"audit \(forward passes\): [\d,.]+/[\d,.]+, some left, check \w+", capsys.readouterr().err)
 
 
+def test_checks_of_what_is_no_module_are_counted_one_by_one(plain, some, monkeypatch, capsys):
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
+    checks = {name: CHECKS[name] for name in ("reproducibility", "own generator", "gradients")}
+    audit(lambda images: plain(images), some[0][:2], some[1][:2], SETTINGS, checks=checks)
+    told = capsys.readouterr().err
+    assert "audit (forward passes): 6/14" in told, told
+    assert "audit (forward passes): 14/14" in told, told
+
+
 @pytest.mark.slow
 def test_an_audit_resumes_with_what_was_kept(defended, some, capsys):
     """The other findings are those of an audit that was never interrupted."""

@@ -85,7 +85,7 @@ def audit(
         with torch.random.fork_rng(devices=[]):
             planned = planned_passes(audited)
         shown = {"check": ""}
-        with _counted(audited, progress, shown):
+        with _counted(audited, progress, shown) as counted:
             while left:
                 progress.expect(progress.done + sum(planned.get(name, 0.0) for name in left))
                 shown["check"] = name = left.pop(0)
@@ -95,6 +95,8 @@ def audit(
                 except MenetError as error:
                     finding = Finding("fail", f"The check could not run: {error}.")
                 findings[name] = replace(finding, name=name)
+                if not counted:
+                    progress.advance(planned.get(name, 0.0), **shown)
                 if keep is not None:
                     keep([findings[name] for name in checks if name in findings])
     return [findings[name] for name in checks]
@@ -133,18 +135,20 @@ def planned_passes(audited: AuditedModel) -> dict[str, float]:
 
 
 @contextmanager
-def _counted(audited: AuditedModel, progress: Reporter, shown: Mapping[str, str]) -> Iterator[None]:
-    """Advance `progress` by the images that pass the model meanwhile, twice where they need a gradient."""
+def _counted(audited: AuditedModel, progress: Reporter, shown: Mapping[str, str]) -> Iterator[bool]:
+    """Advance `progress` by the images that pass the model meanwhile, twice where they need a gradient.
+
+    Yields whether it does so: calls are seen if the model is a module.
+    """
 
     def count(_: nn.Module, arguments: tuple[Any, ...]) -> None:
         images = arguments[0]
         progress.advance(len(images) * (2 if images.requires_grad and torch.is_grad_enabled() else 1), **shown)
 
-    # A hook and not a wrapper: views of the model, such as one with another gradient, share it. What is no module
-    # is counted check by check.
+    # A hook and not a wrapper: views of the model, such as one with another gradient, share it.
     hook = audited.model.register_forward_pre_hook(count) if isinstance(audited.model, nn.Module) else None
     try:
-        yield
+        yield hook is not None
     finally:
         if hook is not None:
             hook.remove()
