@@ -16,12 +16,13 @@ import pytest
 import torch
 
 from menet import cli, files
-from menet.errors import ConfigurationError, RecordError
+from menet.errors import CheckpointError, ConfigurationError, RecordError
 from menet.evaluation import jsonl, read
 from menet.evaluation.snapshots import pack, unpack
 from menet.files import ABANDONED, require_writable, write_atomically
 from menet.report.page import Report, Section, write_markdown
 from menet.training import TrainingConfig, train
+from menet.training.pretrained import training_of
 
 HEADER = {
     "format": "menet.records/2",
@@ -225,6 +226,9 @@ def test_a_configuration_that_cannot_be_read_names_the_option_instead(tmp_path, 
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(ConfigurationError, match="name the dataset with --data"):
         dataset_of(None, str(tmp_path), "test")
+    if content in (DEEP, NO_TEXT):
+        with pytest.raises(CheckpointError, match="restore it or remove it"):
+            training_of(tmp_path)
 
 
 @pytest.mark.slow
