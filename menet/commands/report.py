@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import tyro
 
 from menet.commands.options import Run, Tables
+from menet.errors import RecordError
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,6 @@ class Report:
     """Of compact results: write nothing, but say what a reviewer would refuse, with exit code 1."""
 
     def __call__(self) -> int:
-        from menet.errors import RecordError
         from menet.files import write_atomically
         from menet.report.board import problems, write_board
         from menet.report.collect import collect
@@ -143,7 +143,6 @@ class Compare:
     """Also write the table to this file: .csv, .tex, .json or .md."""
 
     def __call__(self) -> int:
-        from menet.errors import RecordError
         from menet.evaluation.accuracy import incomparable
         from menet.report.collect import Subject, evaluations_of
         from menet.report.tables import comparison
