@@ -28,9 +28,8 @@ if TYPE_CHECKING:
         TrainingError,
     )
     from menet.estimators.base import Estimator, MaskOnly, mask_only
-    from menet.estimators.nuclear_norm import NuclearNorm, nuclear_norm
+    from menet.estimators.nuclear_norm import NuclearNorm, TubalNuclearNorm, nuclear_norm, tubal_nuclear_norm
     from menet.estimators.soft_impute import SoftImpute, soft_impute
-    from menet.estimators.tubal import TubalNuclearNorm, tubal_nuclear_norm
     from menet.estimators.usvt import USVT, usvt
     from menet.evaluation.audit import audit
     from menet.evaluation.certify import certify

@@ -115,13 +115,13 @@ def in_chunks(
         with torch.no_grad():
             results = [function(*chunk) for chunk in zip(*chunks_of_each, strict=True)]
     else:
-        pool = _pool(threads)
+        workers = pool(threads)
         try:
             # Torch's thread count is per thread, but MKL's is per process: otherwise each decomposition would try
             # to use all cores from every thread.
             torch.set_num_threads(1)
             futures: list[Future[tuple[Tensor, ...]]] = [
-                pool.submit(_without_gradients, function, chunk) for chunk in zip(*chunks_of_each, strict=True)
+                workers.submit(_without_gradients, function, chunk) for chunk in zip(*chunks_of_each, strict=True)
             ]
             results = [future.result() for future in futures]
         finally:
@@ -136,15 +136,15 @@ def _without_gradients(
         return function(*chunk)
 
 
-def _pool(threads: int) -> ThreadPoolExecutor:
+def pool(threads: int) -> ThreadPoolExecutor:
+    """Threads that are kept for the life of the process, each with one thread of torch's own."""
     # Keyed by process, because threads do not survive a fork.
     key = (os.getpid(), threads)
     with _lock:
         if key not in _pools:
-            pool = ThreadPoolExecutor(
+            _pools[key] = ThreadPoolExecutor(
                 threads, thread_name_prefix="menet", initializer=torch.set_num_threads, initargs=(1,)
             )
-            _pools[key] = pool
     return _pools[key]
 
 
@@ -158,6 +158,15 @@ def power_of_two(x: Tensor, dim: tuple[int, ...]) -> Tensor:
     largest = x.detach().abs().amax(dim, keepdim=True)
     exponent = torch.frexp(largest).exponent.clamp(min=round(math.log2(torch.finfo(x.dtype).tiny))) - 1
     return torch.where(largest > 0, torch.ldexp(torch.ones_like(largest), exponent), 1)
+
+
+@functools.cache
+def cosine_transform(size: int) -> Tensor:
+    """The orthonormal matrix of the discrete cosine transform (type II) of `size` values."""
+    order = torch.arange(size, dtype=torch.float64)
+    matrix = torch.cos(math.pi * order[:, None] * (order + 0.5) / size) * math.sqrt(2 / size)
+    matrix[0] /= math.sqrt(2)
+    return matrix
 
 
 class Decomposition(NamedTuple):
@@ -202,12 +211,13 @@ def _capped_slope(values: Tensor, capped: Tensor) -> Tensor:
 def largest_singular_value(x: Float[Tensor, "batch n m"]) -> Float[Tensor, " batch"]:
     """The spectral norm, also differentiable where the largest value is repeated (a subgradient)."""
     if not x.requires_grad:
-        return in_chunks(lambda x: (_spectral_norm(x),), [tall(x)])[0]
+        return in_chunks(lambda x: (spectral_norm(x),), [tall(x)])[0]
     left, right = in_chunks(_leading_vectors, [tall(x).detach()])
     return torch.einsum("bn,bnm,bm->b", left, tall(x), right)
 
 
-def _spectral_norm(x: Tensor) -> Tensor:
+def spectral_norm(x: Tensor) -> Tensor:
+    """The largest singular value of each tall matrix of one chunk; no gradients."""
     scale = power_of_two(x, (1, 2))
     x = x / scale
     return eigvalsh(x.mT @ x)[..., -1].clamp(min=0).sqrt() * scale[:, 0, 0]

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, pad
 
 from menet.errors import ConfigurationError
-from menet.estimators.tubal import cosine_transform
-from menet.linalg import no_autocast
+from menet.linalg import cosine_transform, no_autocast
 from menet.preprocessed import Gradient, Preprocessed
 
 # Annex K of ITU-T T.81, in rows of eight.

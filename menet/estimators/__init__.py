@@ -3,7 +3,12 @@
 from menet.estimators.base import ESTIMATORS, Estimator, MaskOnly, build, mask_only, name_of, register
 from menet.estimators.constrained import Constrained, constrained
 from menet.estimators.large import Completion, complete, factored
-from menet.estimators.nuclear_norm import NuclearNorm, nuclear_norm
+from menet.estimators.nuclear_norm import (
+    NuclearNorm,
+    TubalNuclearNorm,
+    nuclear_norm,
+    tubal_nuclear_norm,
+)
 from menet.estimators.path import (
     CrossValidation,
     Path,
@@ -14,7 +19,6 @@ from menet.estimators.path import (
 )
 from menet.estimators.soft_impute import SoftImpute, soft_impute
 from menet.estimators.solver import ConvergenceWarning, Solution
-from menet.estimators.tubal import TubalNuclearNorm, tubal_nuclear_norm
 from menet.estimators.usvt import USVT, usvt
 
 __all__ = [

@@ -119,7 +119,7 @@ def _split(
     iterations = torch.full(x.shape[:1], max_iter, dtype=torch.long, device=x.device)
     index = torch.arange(len(x), device=x.device)
     # λ = 0 leaves nothing to shrink; a tiny one has the same minimum to all digits.
-    norm = linalg._spectral_norm(x).clamp(min=1e-12)
+    norm = linalg.spectral_norm(x).clamp(min=1e-12)
     threshold = torch.maximum(threshold, 1e-9 * norm)
     penalty = threshold / torch.maximum(FIRST_LEVEL * norm, threshold)
     near, dual = x.clamp(low, high), torch.zeros_like(x)

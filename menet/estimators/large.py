@@ -11,28 +11,28 @@ is ever formed.
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import scipy.linalg
 import scipy.sparse
 import scipy.sparse.linalg
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from menet import linalg
 from menet.errors import ConfigurationError
 from menet.estimators.base import check_stopping, estimator
+from menet.estimators.entries import Array, Entries, observed_entries
 from menet.estimators.soft_impute import FRACTION_OF_LARGEST
 from menet.estimators.solver import ConvergenceWarning
 
-Array = NDArray[Any]
 Effects = Literal["none", "rows", "columns", "both"]
 
 GAP = 1e-3
@@ -46,177 +46,13 @@ ROUND = 20
 MEMORY = 6
 # From this many singular values, relative to one over the fraction observed, majorization steps are taken.
 MAJORIZE = 8
-# Sparse products smaller than this are not worth a second thread.
-ENTRIES_PER_THREAD = 50_000
 # With fewer entries the factors are small, and decompositions of them take longer with several threads.
 ENTRIES_OF_ONE_THREAD = 1_000_000
-# Below this side a full decomposition is as fast as Lanczos iterations.
-SMALL_SIDE = 64
+# Up to the first side, and up to the second where there are at least as many entries as in the Gram matrix, a
+# full decomposition of it is faster than Lanczos iterations. It is summed over this many rows at once.
+SMALL_SIDE, LARGEST_SIDE = 64, 1500
+ROWS_AT_ONCE = 100_000
 ADJOINT_ITERATIONS = 1000
-
-
-class Entries(NamedTuple):
-    """The observed entries of a matrix by rows; `weights` is empty where all are one."""
-
-    shape: tuple[int, int]
-    starts: Array
-    columns: Array
-    values: Array
-    weights: Array
-
-    @staticmethod
-    def of(shape: tuple[int, ...], starts: Array, columns: Array, values: Array, weights: Array) -> "Entries":
-        """In the integer types that the loops are compiled for: every other combination would compile again."""
-        rows, width = shape
-        weights = np.ascontiguousarray(weights, dtype=np.float64)
-        return Entries(
-            (rows, width), starts.astype(np.int64), columns.astype(np.int32, copy=False), values, weights
-        )
-
-    @property
-    def transposed(self) -> "Entries":
-        """The same entries by columns."""
-        turned = [
-            scipy.sparse.csr_array((part, self.columns, self.starts), shape=self.shape).tocsc()
-            for part in (self.values, self.weights)
-            if len(part) == len(self.columns)
-        ]
-        weights = turned[1].data if len(turned) > 1 else self.weights
-        return Entries.of(self.shape[::-1], turned[0].indptr, turned[0].indices, turned[0].data, weights)
-
-    @property
-    def rows(self) -> Array:
-        """The row of each entry."""
-        return np.repeat(np.arange(self.shape[0]), np.diff(self.starts))
-
-    def chosen(self, kept: Array) -> "Entries":
-        """The entries marked in `kept`."""
-        counts = np.concatenate(([0], np.cumsum(kept)))[self.starts]
-        weights = self.weights[kept] if len(self.weights) else self.weights
-        return Entries.of(self.shape, counts, self.columns[kept], self.values[kept], weights)
-
-    def over_rows(self, function: Callable[..., Any], *arguments: object) -> list[Any]:
-        """Call a loop of `kernels.factors` on ranges of rows with about as many entries each, in threads."""
-        threads = min(torch.get_num_threads(), 1 + len(self.columns) // ENTRIES_PER_THREAD)
-        if threads == 1:
-            return [function(self.starts, self.columns, *arguments, 0, self.shape[0])]
-        parts = np.linspace(0, len(self.columns), 4 * threads + 1)
-        bounds = np.searchsorted(self.starts, parts)
-        bounds[0], bounds[-1] = 0, self.shape[0]
-        pool = linalg._pool(threads)
-        tasks = [
-            pool.submit(function, self.starts, self.columns, *arguments, int(first), int(last))
-            for first, last in pairwise(bounds)
-        ]
-        return [task.result() for task in tasks]
-
-
-def observed_entries(x: Any, mask: Any = None, weights: Any = None) -> Entries:
-    """The observed entries of `x`, checked.
-
-    Of a sparse matrix (`scipy.sparse`, torch's COO and CSR) those that are stored, zeros included; `weights` then
-    has one number for each, in the order of `x`'s coordinates by rows, or is a sparse matrix with the same
-    entries. Of a dense one (array or tensor) those where `mask` is True, or without a mask those that are not
-    NaN; `weights` then has the shape of `x`. Entries of weight zero count as unobserved.
-    """
-    if isinstance(x, Entries):
-        return x
-    if isinstance(x, Tensor) and x.layout != torch.strided:
-        x = _from_torch(x)
-    if scipy.sparse.issparse(x):
-        if mask is not None:
-            raise ConfigurationError(
-                "expected no mask with a sparse matrix, whose stored entries are the observed ones"
-            )
-        entries = _from_sparse(x, weights)
-    else:
-        entries = _from_dense(x, mask, weights)
-    if not np.isfinite(entries.values).all():
-        raise ConfigurationError("expected finite values at observed entries, got NaN or infinity")
-    if len(entries.weights):
-        if not (np.isfinite(entries.weights).all() and entries.weights.min() >= 0):
-            raise ConfigurationError(f"expected finite weights >= 0, got {entries.weights.min()}")
-        if entries.weights.min() == 0:
-            entries = entries.chosen(entries.weights > 0)
-    return entries
-
-
-def _from_torch(x: Tensor) -> Any:
-    x = x.detach().cpu()
-    if x.layout == torch.sparse_coo and x.ndim == 2:
-        rows, columns = x._indices().numpy()
-        return scipy.sparse.coo_array((x._values().numpy(), (rows, columns)), shape=tuple(x.shape))
-    if x.layout == torch.sparse_csr and x.ndim == 2:
-        parts = (x.values().numpy(), x.col_indices().numpy(), x.crow_indices().numpy())
-        return scipy.sparse.csr_array(parts, shape=tuple(x.shape))
-    raise ConfigurationError(
-        f"expected a sparse matrix in COO or CSR layout, got {x.layout} of {x.ndim} dimensions"
-    )
-
-
-def _from_sparse(x: Any, weights: Any) -> Entries:
-    _check_shape(x.shape)
-    stored = x.nnz
-    rows = x.tocsr()
-    if not rows.has_canonical_format:
-        rows = rows.copy()
-        rows.sum_duplicates()
-    if rows.nnz != stored:
-        raise ConfigurationError(
-            f"expected each entry once, got a sparse matrix with {stored - rows.nnz} duplicates; "
-            "merge them (x.sum_duplicates() adds them up), or keep one"
-        )
-    given = np.empty(0)
-    if weights is not None:
-        if scipy.sparse.issparse(weights):
-            aligned = weights.tocsr().copy()
-            aligned.sort_indices()
-            same = aligned.shape == rows.shape and aligned.nnz == rows.nnz
-            if not same or not np.array_equal(aligned.indices, rows.indices):
-                raise ConfigurationError("expected weights with the same stored entries as x, got others")
-            weights = aligned.data
-        given = _numbers("weights", weights)
-        if given.shape != (rows.nnz,):
-            raise ConfigurationError(
-                f"expected one weight for each of {rows.nnz} entries, got shape {given.shape}"
-            )
-    return Entries.of(rows.shape, rows.indptr, rows.indices, _numbers("x", rows.data), given)
-
-
-def _from_dense(x: Any, mask: Any, weights: Any) -> Entries:
-    values = _numbers("x", x)
-    _check_shape(values.shape)
-    if mask is None:
-        observed = ~np.isnan(values)
-    else:
-        observed = np.asarray(mask.detach().cpu() if isinstance(mask, Tensor) else mask)
-        if observed.dtype != np.bool_:
-            raise TypeError(f"expected a mask of booleans (True where observed), got {observed.dtype}")
-        if observed.shape != values.shape:
-            raise ConfigurationError(f"expected a mask of shape {values.shape}, got {observed.shape}")
-    starts = np.concatenate(([0], np.cumsum(observed.sum(1))))
-    given = np.empty(0)
-    if weights is not None:
-        dense = _numbers("weights", weights)
-        if dense.shape != values.shape:
-            raise ConfigurationError(f"expected weights of shape {values.shape}, got {dense.shape}")
-        given = dense[observed]
-    return Entries.of(values.shape, starts, np.nonzero(observed)[1], values[observed], given)
-
-
-def _numbers(name: str, x: Any) -> Array:
-    """`x` as an array of floating-point numbers."""
-    array = np.asarray(x.detach().cpu() if isinstance(x, Tensor) else x)
-    if array.dtype.kind not in "fiub":
-        raise TypeError(
-            f"expected {name} to hold real numbers, got {array.dtype}; encode categories as numbers first"
-        )
-    return array if array.dtype in (np.float32, np.float64) else array.astype(np.float64)
-
-
-def _check_shape(shape: Sequence[int]) -> None:
-    if len(shape) != 2 or 0 in shape:
-        raise ConfigurationError(f"expected a matrix with at least one row and column, got shape {tuple(shape)}")
 
 
 @dataclass(frozen=True)
@@ -539,8 +375,6 @@ class _Solver(_Model):
 
     def majorized(self, left: Array, right: Array, state: Array) -> tuple[float, Array]:
         """The same with unobserved entries as in the model (Hastie et al., 2015): one Gram matrix for all."""
-        from menet.kernels.factors import gradient_rows
-
         rank = left.shape[1] - 2
         self.restore(left, right, state, True)
         found = 0.0
@@ -549,8 +383,7 @@ class _Solver(_Model):
             (self.across, right, left, self.free_right(rank)),
         ):
             product = np.empty_like(one)
-            arguments = (entries.values, entries.weights, one, other, product)
-            found = sum(entries.over_rows(gradient_rows, *arguments))
+            found = entries.residuals(one, other, self.residuals, product)
             found += (
                 0.5 * self.shrinkage * float(np.square(left[:, :rank]).sum() + np.square(right[:, :rank]).sum())
             )
@@ -583,10 +416,7 @@ class _Solver(_Model):
 
     def residual(self, left: Array, right: Array) -> float:
         """Store the weighted residuals; half the weighted sum of squares."""
-        from menet.kernels.factors import residual_rows
-
-        entries = self.entries
-        return sum(entries.over_rows(residual_rows, entries.values, entries.weights, left, right, self.residuals))
+        return self.entries.residuals(left, right, self.residuals)
 
     def gap(self, objective: float, norm: float) -> float:
         """The relative duality gap; any multiple of the residual of spectral norm at most λ is feasible."""
@@ -611,8 +441,11 @@ class _Solver(_Model):
         base, other = np.linalg.qr(left[:, :rank])[0], np.linalg.qr(right[:, :rank])[0]
         image, preimage = matrix @ other, matrix.T @ base
         inside = base.T @ image
-        if columns <= SMALL_SIDE:
-            gram = (matrix.T @ matrix).toarray() - preimage @ preimage.T
+        if columns <= SMALL_SIDE or (columns <= LARGEST_SIDE and columns**2 <= len(self.residuals)):
+            gram = -preimage @ preimage.T
+            for first in range(0, rows, ROWS_AT_ONCE):
+                part = matrix[first : first + ROWS_AT_ONCE]
+                gram += (part.T @ part).toarray()
             gram -= other @ (other.T @ gram)
             gram -= (gram @ other) @ other.T
             squares, vectors = np.linalg.eigh((gram + gram.T) / 2)
@@ -745,12 +578,12 @@ def _adjoint(entries: Entries, found: Completion, outgoing: Array, tol: float) -
 
     H is singular along rotations of the factors, which change nothing; the right side is orthogonal to them.
     """
-    from menet.kernels.factors import curvature_rows, residual_rows
+    from menet.kernels.factors import curvature_rows
 
     left, right, across = found.left, found.right, entries.transposed
     residuals, turned = np.empty(len(entries.values)), np.empty(len(entries.values))
-    entries.over_rows(residual_rows, entries.values, entries.weights, left, right, residuals)
-    across.over_rows(residual_rows, across.values, across.weights, right, left, turned)
+    entries.residuals(left, right, residuals)
+    across.residuals(right, left, turned)
     split = left.size
     # Were all entries observed, a column of the factors would have the curvature of its singular value plus λ.
     fraction = len(entries.values) / (len(left) * len(right))

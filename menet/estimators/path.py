@@ -16,14 +16,15 @@ from menet import linalg
 from menet.errors import ConfigurationError
 from menet.estimators import solver
 from menet.estimators.base import check_stopping, checked
-from menet.estimators.large import Completion, Effects, Entries, complete, observed_entries
+from menet.estimators.entries import Entries, observed_entries
+from menet.estimators.large import Completion, Effects, complete
 
 COUNT = 20
 SMALLEST_FRACTION = 1e-2
 TOLERANCE = 1e-2
+FOLD_TOLERANCE = 0.1
+"""Held-out errors need less: on a 200×100 table they are within 3 % of the exact ones, with the same choice."""
 ITERATIONS = 1000
-# Gradient steps from the estimate of the λ before.
-WARM_STEPS = 2
 
 
 class Path(NamedTuple):
@@ -78,7 +79,7 @@ def path(
     estimates, iterations, ranks = linalg.in_chunks(
         walk, [linalg.tall(flat).contiguous(), linalg.tall(seen).contiguous(), levels]
     )
-    solver._warn(iterations.flatten())
+    solver.warn_unconverged(iterations.flatten())
     estimates = (estimates.mT if turned else estimates).to(x.dtype)
     batch, values = x.shape[:-2], levels.shape[-1]
     return Path(
@@ -99,7 +100,7 @@ def cross_validate(
     shared: bool = False,
     count: int = COUNT,
     smallest: float = SMALLEST_FRACTION,
-    tol: float = TOLERANCE,
+    tol: float = FOLD_TOLERANCE,
     max_iter: int = ITERATIONS,
 ) -> CrossValidation:
     """Choose λ by the error on held-out entries: the observed ones are divided at random into `folds` parts.
@@ -126,15 +127,19 @@ def cross_validate(
 
     def score(flat: Tensor, kept: Tensor, held: Tensor, levels: Tensor) -> tuple[Tensor, ...]:
         errors, ranks, missed = [], [], []
+        # Single precision suffices; the solver takes double where a small λ needs it.
+        scale = linalg.power_of_two(flat, (1, 2))
+        flat, levels = (flat / scale).float(), (levels / scale[:, 0]).float()
         for estimate, iterations, rank in _walk(flat * kept, kept, levels, tol, max_iter):
-            errors.append(((estimate - flat).square() * held).sum((1, 2)))
+            error = ((estimate - flat).square() * held).sum((1, 2), dtype=torch.float64)
+            errors.append(error * scale[:, 0, 0].square())
             ranks.append(rank)
             missed.append(iterations)
         return torch.stack(errors, 1), torch.stack(ranks, 1), torch.stack(missed, 1)
 
     tensors = [linalg.tall(part).contiguous() for part in (repeated, kept, held)]
     squares, ranks, iterations = linalg.in_chunks(score, [*tensors, levels.repeat_interleave(folds, 0)])
-    solver._warn(iterations.flatten())
+    solver.warn_unconverged(iterations.flatten())
     squares, counts = squares.reshape(-1, folds, levels.shape[1]), held.sum((1, 2)).reshape(-1, folds, 1)
     ranks = ranks.double().reshape(squares.shape)
     if shared:
@@ -212,31 +217,26 @@ def _walk(
     x: Tensor, mask: Tensor, levels: Tensor, tol: float, max_iter: int
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Estimates, iterations (negative where the limit was reached) and ranks for each λ of one chunk."""
-    estimate = torch.zeros_like(x)[:, None]
-    x, mask = x[:, None], mask[:, None]
-    norms = linalg._spectral_norm(x[:, 0])
+    estimate = before = torch.zeros_like(x)
+    norms = linalg.spectral_norm(x)
+    last = earlier = torch.full_like(norms, torch.inf)
     for threshold in levels.unbind(1):
-        problem, scale = solver._scaled(x, mask, threshold, None)
-        filled = problem.fill(estimate / scale)
         # Where λ is at least the norm of the matrix the estimate stays zero.
-        nothing = threshold >= norms * (1 - 1e-12)
-        taken = torch.where(nothing, 1, 0)
-        index = torch.where(~nothing)[0]
-        if len(index):
-            steps = min(WARM_STEPS, max_iter)
-            chosen = problem.of(index)
-            warm = solver._accelerate(chosen, filled[index], steps)
-            found, newton = solver._newton(chosen, warm, tol, max(1, min(solver.NEWTON_STEPS, max_iter - steps)))
-            estimate = estimate.clone()
-            estimate[index] = found * scale[index]
-            taken[index] = torch.where(newton > 0, newton + steps, 0)
-            left = index[newton == 0]
-            if len(left):
-                again = solver._solve(x[left], mask[left], threshold[left], None, tol, max_iter)
-                estimate[left], taken[left] = again[0], again[1]
-        squares = linalg.eigvalsh((filled := problem.fill(estimate / scale)[:, 0]).mT @ filled)
-        rank = (squares.clamp(min=0).sqrt() > problem.threshold[:, None] * (1 + 1e-9)).sum(1)
-        yield estimate[:, 0], taken, torch.where(nothing, 0, rank)
+        above = torch.where(threshold < norms * (1 - 1e-12))[0]
+        iterations, rank = torch.ones_like(norms, dtype=torch.long), torch.zeros_like(norms, dtype=torch.long)
+        # Were everything observed, the estimate would change linearly with λ wherever the rank stays the same.
+        ahead = ((last - threshold) / (earlier - last)).nan_to_num(0, 0, 0).clamp(0, 1)[:, None, None]
+        start = torch.lerp(before, estimate, 1 + ahead)
+        before, earlier, last = estimate, last, threshold
+        if len(above):
+            found, taken, _, _, values, _, scaled = solver.solve(
+                *(x[above, None], mask[above, None], threshold[above], None, tol, max_iter),
+                keep=True,
+                start=start[above, None],
+            )
+            estimate = estimate.index_copy(0, above, found[:, 0])
+            iterations[above], rank[above] = taken, (values > scaled[:, None] * (1 + 1e-9)).sum(1)
+        yield estimate, iterations, rank
 
 
 def _choose(levels: Tensor, squares: Tensor, counts: Tensor, ranks: Tensor) -> tuple[Tensor, ...]:

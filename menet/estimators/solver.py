@@ -9,7 +9,7 @@ are large, not as λ. Written by hand because general cone solvers take hundreds
 has a batched, differentiable solver of this problem.
 
 A *block* is one problem: `(c, n, m)` with n ≥ m. Matrices are blocks with c = 1; for tensors ‖X‖_* is the sum of
-the nuclear norms of the c slices after an orthogonal `mixing` of the channels (see `tubal.py`).
+the nuclear norms of the c slices after an orthogonal `mixing` of the channels (see `nuclear_norm.py`).
 """
 
 import math
@@ -18,31 +18,19 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as functional
 from torch import Tensor
 
 from menet import kernels, linalg
+from menet.estimators import newton
+from menet.estimators.newton import TINY, size_of
 
-# Gradient steps before the first Newton step, and Newton steps before the splitting.
-FIRST_STEPS = 4
-NEWTON_STEPS = 60
-# Conjugate gradients may be inexact inside Newton's method; for the gradient there is a tolerance.
-# Their relative residual far from the goal and close to it, and how many times `tol`·λ is far.
-NEWTON_ITERATIONS = 30
-FORCING = (0.3, 0.1, 30.0)
+# The adjoint's conjugate gradients, and their relative residual.
 ADJOINT_ITERATIONS = 500
 GRADIENT_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-10}
-# The initial damping, and its factors after a step that lowered the gradient and one that did not.
-DAMPING = (4.0, 0.5, 8.0)
-# Momentum starts as if some steps had been taken: the initial estimate is good, so its direction can be trusted.
-FIRST_MOMENTUM = 2.0
 # Splitting: its first round, its over-relaxation, and its first threshold relative to the largest singular value.
 SPLITTING_STEPS = 64
 RELAXATION = 1.6
 FIRST_LEVEL = 0.2
-# A smaller λ, relative to the norm of the matrix, is taken as this: double precision does not resolve less.
-SMALLEST = 1e-9
-_TINY = 1e-30
 
 
 class ConvergenceWarning(UserWarning):
@@ -102,18 +90,18 @@ def describe(
     turned = x.shape[-1] > x.shape[-2]
 
     def solve_chunk(x: Tensor, mask: Tensor, threshold: Tensor) -> tuple[Tensor, ...]:
-        estimate, iterations, certified = _solve(x, mask, threshold, mixing, tol, max_iter)
+        estimate, iterations, certified = solve(x, mask, threshold, mixing, tol, max_iter)
         gap, rank = _duality_gap(estimate, x, mask, threshold, mixing)
         return estimate, iterations, torch.minimum(gap, certified), rank
 
     estimate, iterations, gap, rank = linalg.in_chunks(
         solve_chunk, [linalg.tall(x).contiguous(), linalg.tall(mask).contiguous(), threshold]
     )
-    _warn(iterations)
+    warn_unconverged(iterations)
     return Solution(estimate.mT if turned else estimate, iterations.abs(), gap, rank)
 
 
-def _warn(iterations: Tensor) -> None:
+def warn_unconverged(iterations: Tensor) -> None:
     """Say how many blocks reached the limit: their iterations are negative."""
     if missed := int((iterations < 0).sum()):
         warnings.warn(
@@ -138,12 +126,12 @@ class _Complete(torch.autograd.Function):
         max_iter: int,
         gradient_tol: float,
     ) -> Tensor:
-        keep = any(context.needs_input_grad) and mixing is None and kernels.suit(x)
+        keep = any(context.needs_input_grad) and mixing is None and kernels.suit(x, kernels.LARGEST_SOLVED)
         estimate, iterations, _, *reached = linalg.in_chunks(
-            lambda x, mask, threshold: _solve(x, mask, threshold, mixing, tol, max_iter, keep),
+            lambda x, mask, threshold: solve(x, mask, threshold, mixing, tol, max_iter, keep),
             [x, mask, threshold],
         )
-        _warn(iterations)
+        warn_unconverged(iterations)
         context.gradient_tol = gradient_tol
         if keep:
             context.save_for_backward(mask, *reached)
@@ -167,7 +155,7 @@ class _Complete(torch.autograd.Function):
         return of_x, None, of_threshold, *[None] * 4
 
 
-def _solve(
+def solve(
     x: Tensor,
     mask: Tensor,
     threshold: Tensor,
@@ -175,21 +163,26 @@ def _solve(
     tol: float,
     max_iter: int,
     keep: bool = False,
+    start: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     """Solve one chunk: estimates, iterations (negative where the limit was reached) and certified gaps (or inf).
 
     Three methods, each for what the one before left: gradient and Newton steps in the precision of `x`; the same
     in double precision, which a small λ needs; splitting and Newton steps. With `keep` also what the compiled
-    adjoint needs: the filled matrices, their singular values and right singular vectors (as rows), and λ.
+    adjoint needs: the filled matrices, their singular values and right singular vectors (as rows), and λ. `start`
+    is an estimate close to the minimum, as that of another λ.
     """
-    estimate, iterations, *reached = _attempt(x, mask, threshold, mixing, tol, max_iter, keep)
+    estimate, iterations, *reached = _attempt(x, mask, threshold, mixing, tol, max_iter, keep, start)
     certified = torch.full(x.shape[:1], torch.inf, dtype=torch.float64, device=x.device)
     left = iterations == 0
     if bool(left.any()):
-        again = _solve if x.dtype != torch.float64 else _split
         rest = None if mixing is None else mixing.double()
         part = x[left].double(), mask[left], threshold[left].double(), rest
-        found = again(*part, tol, max_iter)
+        if x.dtype == torch.float64:
+            found = _split(*part, tol, max_iter)
+        else:
+            begin = None if start is None else start[left].double()
+            found = solve(*part, tol, max_iter, start=begin)
         estimate[left], iterations[left], certified[left] = found[0].to(x.dtype), found[1], found[2]
         if keep:
             for whole, piece in zip(reached, _reached(*part, found[0]), strict=True):
@@ -201,31 +194,65 @@ def _reached(
     x: Tensor, mask: Tensor, threshold: Tensor, mixing: Tensor | None, estimate: Tensor
 ) -> tuple[Tensor, ...]:
     """What the compiled adjoint needs, from an estimate that the compiled solver did not make."""
-    problem, scale = _scaled(x, mask, threshold, mixing)
+    problem, scale = newton.scaled(x, mask, threshold, mixing)
     filled, values, vectors = problem.decompose(problem.fill(estimate / scale))
     return filled[:, None], values, vectors.mT, problem.threshold
 
 
 def _attempt(
-    x: Tensor, mask: Tensor, threshold: Tensor, mixing: Tensor | None, tol: float, max_iter: int, keep: bool
+    x: Tensor,
+    mask: Tensor,
+    threshold: Tensor,
+    mixing: Tensor | None,
+    tol: float,
+    max_iter: int,
+    keep: bool,
+    start: Tensor | None,
 ) -> tuple[Tensor, ...]:
     """Gradient steps and Newton steps in turns, for a few rounds; iterations are 0 where that did not suffice.
 
     For matrices on a CPU the same steps are compiled in `kernels/completion.py`: in torch most of the time would
     go into calls and passes over memory.
     """
-    found = _compiled(x, mask, threshold, tol, max_iter, keep) if mixing is None else None
-    if found is not None:
+
+    def steps(x: Tensor, mask: Tensor, threshold: Tensor, start: Tensor | None) -> tuple[Tensor, ...]:
+        count = newton.FIRST_STEPS if start is None else 0
+        options = tol, max_iter
+        if mixing is None:
+            found = _compiled(x, mask, threshold, start, count, *options, keep)
+            if found is not None:
+                return found
+        estimate, iterations = _batched(x, mask, threshold, mixing, start, count, *options)
+        return estimate, iterations, *(_reached(x, mask, threshold, mixing, estimate) if keep else ())
+
+    if start is not None or mixing is not None or x.shape[-1] <= kernels.LARGEST:
+        return steps(x, mask, threshold, start)
+    rough = (threshold > 0) & ~newton.smooth(x, mask)
+    if not bool(rough.any()):
+        return steps(x, mask, threshold, None)
+    part = x[rough], mask[rough], threshold[rough]
+    found = steps(*part, newton.low_rank(*part))
+    if bool(rough.all()):
         return found
-    estimate, iterations = _batched(x, mask, threshold, mixing, tol, max_iter)
-    return estimate, iterations, *(_reached(x, mask, threshold, mixing, estimate) if keep else ())
+    others = steps(x[~rough], mask[~rough], threshold[~rough], None)
+    whole = tuple(one.new_empty(len(x), *one.shape[1:]) for one in found)
+    for one, piece, other in zip(whole, found, others, strict=True):
+        one[rough], one[~rough] = piece, other
+    return whole
 
 
 def _compiled(
-    x: Tensor, mask: Tensor, threshold: Tensor, tol: float, max_iter: int, keep: bool
+    x: Tensor,
+    mask: Tensor,
+    threshold: Tensor,
+    start: Tensor | None,
+    steps: int,
+    tol: float,
+    max_iter: int,
+    keep: bool,
 ) -> tuple[Tensor, ...] | None:
     """Blocks of one slice by the compiled solver; None where it does not apply."""
-    if not kernels.suit(x):
+    if not kernels.suit(x, kernels.LARGEST_SOLVED):
         return None
     from menet.kernels.completion import complete_each
 
@@ -237,10 +264,11 @@ def _compiled(
     )
     precision = torch.finfo(x.dtype)
     settings = (
-        *(float(tol), max_iter, FIRST_STEPS, NEWTON_STEPS, NEWTON_ITERATIONS, FIRST_MOMENTUM),
-        *(_solvable(x.dtype, tol), SMALLEST, *DAMPING, *FORCING),
+        *(float(tol), max_iter, steps, newton.NEWTON_STEPS, newton.NEWTON_ITERATIONS, newton.FIRST_MOMENTUM),
+        *(_solvable(x.dtype, tol), newton.SMALLEST, *newton.DAMPING, *newton.FORCING),
     )
-    tensors = (x[:, 0], mask[:, 0], threshold, estimate[:, 0], iterations)
+    begin = x[:0, 0] if start is None else start[:, 0].contiguous()
+    tensors = (x[:, 0], mask[:, 0], threshold, begin, estimate[:, 0], iterations)
     converged = complete_each(
         *(tensor.detach().numpy() for tensor in tensors),
         tuple(tensor.numpy() for tensor in (reached[0][:, 0], *reached[1:])),
@@ -279,19 +307,27 @@ def _solvable(dtype: torch.dtype, tol: float) -> float:
 
 
 def _batched(
-    x: Tensor, mask: Tensor, threshold: Tensor, mixing: Tensor | None, tol: float, max_iter: int
+    x: Tensor,
+    mask: Tensor,
+    threshold: Tensor,
+    mixing: Tensor | None,
+    start: Tensor | None,
+    steps: int,
+    tol: float,
+    max_iter: int,
 ) -> tuple[Tensor, Tensor]:
-    problem, scale = _scaled(x, mask, threshold, mixing)
+    problem, scale = newton.scaled(x, mask, threshold, mixing)
     result = torch.zeros_like(x)
     iterations = torch.zeros(len(x), dtype=torch.long, device=x.device)
-    solvable = problem.threshold >= _solvable(x.dtype, tol) * _norm(problem)
+    solvable = problem.threshold >= _solvable(x.dtype, tol) * newton.whole_norm(problem)
     index = torch.where(solvable | (problem.threshold == 0))[0]
     problem = problem.of(index)
     if len(index):
-        steps = min(FIRST_STEPS, max_iter - 1)
-        filled = _accelerate(problem, problem.fill(local_average(problem.x, mask[index])), steps)
-        limit = min(NEWTON_STEPS, max_iter - steps)
-        result[index], taken = _newton(problem, filled, tol, limit)
+        steps = min(steps, max_iter - 1)
+        begin = newton.local_average(problem.x, mask[index]) if start is None else (start / scale)[index]
+        filled = newton.accelerate(problem, problem.fill(begin), steps)
+        limit = min(newton.NEWTON_STEPS, max_iter - steps)
+        result[index], taken = newton.newton(problem, filled, tol, limit)
         missed = -max_iter if steps + limit >= max_iter else 0
         iterations[index] = torch.where(taken > 0, steps + taken, missed)
     return result * scale, iterations
@@ -306,7 +342,7 @@ def _split(
     singular values instead of λ, so a small λ costs no more iterations than a large one. The ratio of the two
     weights the residual, and is balanced (Boyd et al., 2011, §3.4).
     """
-    problem, scale = _scaled(x, mask, threshold, mixing)
+    problem, scale = newton.scaled(x, mask, threshold, mixing)
     result, problem_threshold = torch.zeros_like(x), problem.threshold
     iterations = torch.full(x.shape[:1], -max_iter, dtype=torch.long, device=x.device)
     certified = torch.full_like(problem.threshold, torch.inf)
@@ -314,7 +350,7 @@ def _split(
     governing, before = problem.x, problem.x
     spectrum = problem.decompose(problem.x).values.reshape(len(x), -1).amax(1)
     level = torch.maximum(FIRST_LEVEL * spectrum, problem.threshold)
-    used, steps, goal = FIRST_STEPS + NEWTON_STEPS, SPLITTING_STEPS, max(tol**2, 1e-5)
+    used, steps, goal = newton.FIRST_STEPS + newton.NEWTON_STEPS, SPLITTING_STEPS, max(tol**2, 1e-5)
     while used < max_iter and len(index):
         for step in range(1, min(steps, max_iter - used) + 1):
             weight = (level / problem.threshold)[:, None, None, None]
@@ -330,8 +366,8 @@ def _split(
             near = torch.lerp((reflected + weight * problem.x) / (1 + weight), reflected, problem.unseen)
             grown = torch.ones_like(level)
             if step % 8 == 0:
-                primal = _size(estimate - near) / _size(estimate).clamp(min=_TINY)
-                change = _size(near - before) / _size(governing - estimate).clamp(min=_TINY)
+                primal = size_of(estimate - near) / size_of(estimate).clamp(min=TINY)
+                change = size_of(near - before) / size_of(governing - estimate).clamp(min=TINY)
                 grown = torch.where(primal > 2 * change, 0.5, torch.where(change > 2 * primal, 2.0, grown))
                 grown = torch.maximum(grown, problem.threshold / level)
             moved = governing + RELAXATION * (near - estimate)
@@ -347,8 +383,8 @@ def _split(
         used += step
         if used >= max_iter or not len(index):
             break
-        limit = min(NEWTON_STEPS, max_iter - used)
-        estimate, taken = _newton(problem, problem.fill(estimate), tol, limit)
+        limit = min(newton.NEWTON_STEPS, max_iter - used)
+        estimate, taken = newton.newton(problem, problem.fill(estimate), tol, limit)
         done, stays = taken > 0, taken == 0
         result[index[done]], iterations[index[done]] = estimate[done], used + taken[done]
         certified[index[done]] = torch.inf
@@ -358,180 +394,6 @@ def _split(
     # A λ that was raised to `SMALLEST` is another problem.
     raised = problem_threshold > threshold / scale[:, 0, 0, 0]
     return result * scale, iterations, torch.where(raised, torch.inf, certified)
-
-
-def _scaled(x: Tensor, mask: Tensor, threshold: Tensor, mixing: Tensor | None) -> tuple["_Problem", Tensor]:
-    """The problem in units of a power of two close to the largest entry of each block, and these units."""
-    scale = linalg.power_of_two(x, (1, 2, 3))
-    problem = _Problem(x / scale, (~mask).to(x.dtype), threshold / scale[:, 0, 0, 0], mixing)
-    small = torch.maximum(problem.threshold, SMALLEST * _norm(problem))
-    return problem._replace(threshold=torch.where(problem.threshold > 0, small, 0)), scale
-
-
-def _norm(problem: "_Problem") -> Tensor:
-    """The norm of the whole matrix, if its unobserved entries are as large as the others."""
-    seen = (1 - problem.unseen).mean((1, 2, 3)).clamp(min=1 / problem.x[0].numel())
-    return _size(problem.x) / seen.sqrt()
-
-
-def _size(x: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(x, dim=(1, 2, 3))
-
-
-class _Problem(NamedTuple):
-    """Blocks to solve, as the minimization of a smooth function of the unobserved entries u.
-
-    The function is the minimum over X of ½‖X − z‖² + λ‖X‖_*, where z = A + u is the *filled* matrix, reached at
-    X = S(z) with S the shrinkage. Its gradient u − unseen∘S(z) is 1-Lipschitz, its Hessian I − unseen∘J with J
-    the derivative of S.
-    """
-
-    x: Tensor
-    unseen: Tensor
-    threshold: Tensor
-    mixing: Tensor | None
-
-    def of(self, chosen: Tensor) -> "_Problem":
-        return _Problem(self.x[chosen], self.unseen[chosen], self.threshold[chosen], self.mixing)
-
-    def fill(self, estimate: Tensor) -> Tensor:
-        """A with the estimate at its unobserved entries; a gradient step if the estimate is S(z)."""
-        return torch.addcmul(self.x, self.unseen, estimate)
-
-    def decompose(self, filled: Tensor) -> linalg.Decomposition:
-        return linalg.decompose(_slices(filled, self.mixing))
-
-    def shrink(self, decomposition: linalg.Decomposition, level: Tensor | None = None) -> Tensor:
-        """S(z) of the decomposed z, by λ or by another level."""
-        return _blocks(linalg.shrink(decomposition, self._of_slices(level)), self.x.shape, self.mixing)
-
-    def derivative(self, decomposition: linalg.Decomposition) -> "_Derivative":
-        """The derivative of S at the decomposed z."""
-        return _Derivative(linalg.shrink_derivative(decomposition, self._of_slices()), self.mixing)
-
-    def gap(self, estimate: Tensor, nuclear: Tensor, dual: Tensor) -> Tensor:
-        """The relative duality gap of an estimate with that nuclear norm.
-
-        `dual` has a spectral norm of at most λ. Its observed part may exceed λ by the norm of the rest, and is
-        scaled to be feasible.
-        """
-        misfit = ((self.x - estimate) * (1 - self.unseen)).square().sum((1, 2, 3)) / 2
-        primal = misfit + self.threshold * nuclear
-        scale = self.threshold / (self.threshold + _size(dual * self.unseen)).clamp(min=_TINY)
-        dual = dual * (1 - self.unseen)
-        value = scale * (dual * self.x).sum((1, 2, 3)) - scale.square() * dual.square().sum((1, 2, 3)) / 2
-        return (primal - value) / primal.clamp(min=_TINY)
-
-    def _of_slices(self, level: Tensor | None = None) -> Tensor:
-        return (self.threshold if level is None else level).repeat_interleave(self.x.shape[1])
-
-
-class _Derivative(NamedTuple):
-    """The derivative of the shrinkage of blocks, from that of their slices."""
-
-    spectral: linalg.SpectralDerivative
-    mixing: Tensor | None
-
-    def __call__(self, direction: Tensor) -> Tensor:
-        return _blocks(self.spectral(_slices(direction, self.mixing)), direction.shape, self.mixing)
-
-
-def _slices(blocks: Tensor, mixing: Tensor | None) -> Tensor:
-    """Blocks as one batch of matrices, their channels mixed, as `linalg` takes them."""
-    if mixing is not None:
-        blocks = torch.einsum("dc,bcnm->bdnm", mixing, blocks)
-    return blocks.flatten(0, 1)
-
-
-def _blocks(slices: Tensor, shape: torch.Size, mixing: Tensor | None) -> Tensor:
-    """The inverse of `_slices`."""
-    blocks = slices.reshape(shape)
-    return blocks if mixing is None else torch.einsum("dc,bdnm->bcnm", mixing, blocks)
-
-
-def _accelerate(problem: _Problem, filled: Tensor, steps: int) -> Tensor:
-    """Gradient steps with Nesterov momentum, restarted when it points uphill (O'Donoghue & Candès, 2015)."""
-    point, previous = filled, filled
-    momentum = filled.new_full((len(filled), 1, 1, 1), FIRST_MOMENTUM)
-    for _ in range(steps):
-        filled = problem.fill(problem.shrink(problem.decompose(point)))
-        moved = filled - previous
-        uphill = (_dot(point - filled, moved) > 0).to(momentum.dtype)
-        momentum = torch.lerp(momentum, torch.ones_like(momentum), uphill)
-        grown = (1 + (1 + 4 * momentum * momentum).sqrt()) / 2
-        point = torch.addcmul(filled, (momentum - 1) / grown, moved)
-        previous, momentum = filled, grown
-    return filled
-
-
-def _newton(problem: _Problem, filled: Tensor, tol: float, steps: int) -> tuple[Tensor, Tensor]:
-    """Newton steps by conjugate gradients: estimates, and the step at which each converged, or 0.
-
-    Where a step did not lower the gradient, it is undone and the next one damped more (Levenberg–Marquardt). Work
-    is spent on the remaining blocks only.
-    """
-    estimates = torch.empty_like(filled)
-    taken = torch.zeros(len(filled), dtype=torch.long, device=filled.device)
-    index = torch.arange(len(filled), device=filled.device)
-    rounding = 4 * torch.finfo(filled.dtype).eps
-    first, less, more = DAMPING
-    damping = torch.full_like(problem.threshold, first)
-    before = torch.full_like(problem.threshold, torch.inf)
-    last_shrunk, last_stepped = filled, filled
-    for step in range(1, steps + 1):
-        decomposition = problem.decompose(filled)
-        shrunk = problem.shrink(decomposition)
-        stepped = problem.fill(shrunk)
-        downhill = stepped - filled
-        size, length = _size(downhill), _size(shrunk).clamp(min=_TINY)
-        finished = size <= rounding * length
-        worse = ~((size < before) | finished)
-        done = finished | (~worse & (size <= tol * problem.threshold))
-        damping = damping * torch.where(worse, more, less)
-        undone = worse[:, None, None, None]
-        last_shrunk = torch.where(undone, last_shrunk, shrunk)
-        last_stepped = torch.where(undone, last_stepped, stepped)
-        before = torch.where(worse, before, size)
-        taken[index[done]] = step
-        leaves = torch.ones_like(done) if step == steps else done
-        if bool(leaves.any()):
-            estimates[index[leaves]] = last_shrunk[leaves]
-            stays = ~leaves
-            index, problem, damping, before = index[stays], problem.of(stays), damping[stays], before[stays]
-            if not len(index):
-                break
-            decomposition = decomposition.of(stays.repeat_interleave(problem.x.shape[1]))
-            filled, downhill, undone = filled[stays], downhill[stays], undone[stays]
-            last_shrunk, last_stepped = last_shrunk[stays], last_stepped[stays]
-            size, length = size[stays], length[stays]
-        # Far from the minimum the Hessian is damped in proportion to the gradient.
-        added = (damping * size / length)[:, None, None, None]
-        derivative = problem.derivative(decomposition)
-        loose, tight, far = FORCING
-        precision = torch.where(size > far * tol * problem.threshold, loose, tight)[:, None, None, None]
-        ahead = filled + _solve_hessian(derivative, problem.unseen, downhill, NEWTON_ITERATIONS, precision, added)
-        # Undone to the gradient step that the Newton step was to improve.
-        filled = torch.where(undone, last_stepped, ahead)
-    return estimates, taken
-
-
-def local_average(x: Tensor, mask: Tensor) -> Tensor:
-    """The initial estimate: each entry the mean of the observed ones in its 3×3 neighborhood.
-
-    Neighboring pixels are similar, so this saves a third of the iterations on images; the problem is convex, so
-    nothing else depends on it. Where no neighbor is observed it is the mean of the matrix.
-    """
-    seen = mask.to(x.dtype)
-    mean = x.sum((-2, -1), keepdim=True) / seen.sum((-2, -1), keepdim=True).clamp(min=1)
-    # A little of the mean is mixed in, which also decides the entries with no observed neighbor.
-    return (_neighborhood_sum(x) + 0.1 * mean) / (_neighborhood_sum(seen) + 0.1)
-
-
-def _neighborhood_sum(x: Tensor) -> Tensor:
-    # Sums of slices: torch's average pooling takes five times as long on a CPU.
-    padded = functional.pad(x, (1, 1, 1, 1))
-    rows = padded[..., :-2, :] + padded[..., 1:-1, :] + padded[..., 2:, :]
-    return rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:]
 
 
 def _implicit_gradient(
@@ -549,51 +411,15 @@ def _implicit_gradient(
     the adjoint solves  v = g + mask̄∘J v  (by conjugate gradients on the unobserved entries, where I − mask̄∘J is
     symmetric and positive), then  Ā = mask∘J v.
     """
-    problem, scale = _scaled(x, mask, threshold, mixing)
+    problem, scale = newton.scaled(x, mask, threshold, mixing)
     derivative = problem.derivative(problem.decompose(problem.fill(estimate / scale)))
     start = derivative(outgoing) * problem.unseen
-    adjoint = outgoing + _solve_hessian(derivative, problem.unseen, start, ADJOINT_ITERATIONS, tol)
+    adjoint = outgoing + newton.solve_hessian(derivative, problem.unseen, start, ADJOINT_ITERATIONS, tol)
     # A larger λ lowers every kept singular value equally: dS/dλ = −L₊V₊ᵀ.
     spectral = derivative.spectral
-    along = ((_slices(adjoint, mixing) @ spectral.right) * spectral.left).sum(-2)
+    along = ((newton.slices(adjoint, mixing) @ spectral.right) * spectral.left).sum(-2)
     of_threshold = -(along * spectral.kept).sum(-1).reshape(x.shape[:2]).sum(-1)
     return derivative(adjoint) * mask, of_threshold
-
-
-def _solve_hessian(
-    derivative: _Derivative,
-    unseen: Tensor,
-    target: Tensor,
-    max_iter: int,
-    precision: Tensor | float,
-    damping: Tensor | float = 0.0,
-) -> Tensor:
-    """Solve ((1 + damping)I − unseen∘J) v = target on the unobserved entries, by conjugate gradients."""
-    tiny, eps = torch.finfo(target.dtype).tiny, torch.finfo(target.dtype).eps
-    solution, residual, direction = torch.zeros_like(target), target, target
-    size = along = _dot(residual, residual)
-    goal = size * precision**2
-    for _ in range(max_iter):
-        if not bool((size > goal).any()):
-            break
-        image = (direction * (1 + damping)).addcmul_(unseen, derivative(direction), value=-1)
-        curvature = _dot(direction, image)
-        # A block that has converged, or whose direction has no curvature, stops.
-        steep = curvature > 100 * eps * along
-        goal = torch.where(steep, goal, torch.inf)
-        length = torch.where(size > goal, size / curvature.clamp(min=tiny), 0)
-        solution.addcmul_(length, direction)
-        residual = residual.addcmul(length, image, value=-1)
-        smaller = _dot(residual, residual)
-        turn = smaller / size.clamp(min=tiny)
-        direction = torch.addcmul(residual, turn, direction)
-        # The residual is orthogonal to the last direction, so their squares add up.
-        size, along = smaller, smaller + turn.square() * along
-    return solution
-
-
-def _dot(a: Tensor, b: Tensor) -> Tensor:
-    return (a * b).sum((1, 2, 3), keepdim=True)
 
 
 def _duality_gap(
@@ -603,10 +429,10 @@ def _duality_gap(
     estimate, x, threshold = estimate.double(), x.double(), threshold.double()
     mixing = None if mixing is None else mixing.double()
     residual = torch.where(mask, x - estimate, 0.0)
-    values = torch.linalg.svdvals(_slices(estimate, mixing)).reshape(len(x), -1)
+    values = torch.linalg.svdvals(newton.slices(estimate, mixing)).reshape(len(x), -1)
     primal = residual.square().sum((1, 2, 3)) / 2 + threshold * values.sum(1)
     # Any residual scaled to spectral norm ≤ λ is feasible for the dual problem.
-    norm = torch.linalg.svdvals(_slices(residual, mixing)).reshape(len(x), -1).amax(1)
+    norm = torch.linalg.svdvals(newton.slices(residual, mixing)).reshape(len(x), -1).amax(1)
     scale = (threshold / norm.clamp(min=torch.finfo(norm.dtype).tiny)).clamp(max=1)[:, None, None, None]
     dual = (scale * residual * x - (scale * residual).square() / 2).sum((1, 2, 3))
     gap = (primal - dual).clamp(min=0) / primal.clamp(min=torch.finfo(primal.dtype).tiny)

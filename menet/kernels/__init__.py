@@ -12,11 +12,13 @@ from torch import Tensor
 
 LARGEST = 96
 """The number of columns from which the blocked algorithms of LAPACK are faster."""
+LARGEST_SOLVED = 640
+"""The same for a whole solver, most of whose time goes into what is between its decompositions."""
 
 
-def suit(x: Tensor) -> bool:
-    """Whether to use the compiled loops for matrices like `x`."""
-    return x.device.type == "cpu" and x.shape[-1] <= LARGEST and _available()
+def suit(x: Tensor, largest: int = LARGEST) -> bool:
+    """Whether to use the compiled loops for matrices like `x`, which have at most `largest` columns."""
+    return x.device.type == "cpu" and x.shape[-1] <= largest and _available()
 
 
 @cache

@@ -15,6 +15,7 @@ def complete_each(
     x: Array,
     mask: NDArray[np.bool_],
     thresholds: Array,
+    start: Array,
     estimate: Array,
     iterations: NDArray[np.int64],
     reached: tuple[Array, Array, Array, Array],
@@ -22,7 +23,7 @@ def complete_each(
     eps: float,
     tiny: float,
 ) -> bool:
-    """Solve each problem, starting from local averages.
+    """Solve each problem, starting at `start`, or where that is empty at local averages.
 
     `settings` holds tol, max_iter, the number of gradient steps, of Newton steps and of conjugate gradient
     iterations in each, the initial momentum, the smallest ratio of threshold to norm that is solved here and that
@@ -65,8 +66,13 @@ def complete_each(
                 continue
             threshold = max(threshold, kind.type(smallest) * norm)
         goal_size = tol * threshold
-        local_average(a, unseen, size, point)
-        _fill(a, unseen, point, filled)
+        if len(start):
+            for r in range(rows):
+                for k in range(size):
+                    filled[r, k] = a[r, k] + unseen[r, k] * (start[number, r, k] / scale)
+        else:
+            local_average(a, unseen, size, point)
+            _fill(a, unseen, point, filled)
         momentum: Number = first_momentum
         steps = min(first_steps, max_iter - 1)
         point[:] = filled

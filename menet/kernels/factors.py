@@ -95,21 +95,32 @@ def residual_rows(
     left: Array,
     right: Array,
     out: Array,
+    product: Array,
     first: int,
     last: int,
 ) -> float:
-    """Weighted residuals w·(value − model) of each entry into `out`; half the weighted sum of squares."""
+    """Weighted residuals w·(value − model) of each entry into `out`; half the weighted sum of squares.
+
+    Where `product` is not empty, its rows become those of the residual times `right`.
+    """
     width = right.shape[1]
     total = 0.0
     for i in range(first, last):
+        if len(product):
+            for k in range(width):
+                product[i, k] = 0.0
         for e in range(starts[i], starts[i + 1]):
             j = columns[e]
             rest = float(values[e])
             for k in range(width):
                 rest -= left[i, k] * right[j, k]
             weight = float(weights[e]) if len(weights) else 1.0
-            out[e] = weight * rest
             total += 0.5 * weight * rest * rest
+            rest *= weight
+            out[e] = rest
+            if len(product):
+                for k in range(width):
+                    product[i, k] += rest * right[j, k]
     return total
 
 
@@ -141,34 +152,3 @@ def curvature_rows(
             rest = residuals[e]
             for k in range(width):
                 out[i, k] += moved * right[j, k] - rest * right_step[j, k]
-
-
-@compiled
-def gradient_rows(
-    starts: Array,
-    columns: Array,
-    values: Array,
-    weights: Array,
-    left: Array,
-    right: Array,
-    out: Array,
-    first: int,
-    last: int,
-) -> float:
-    """The rows of the weighted residual times `right` into `out`; half the weighted sum of squares."""
-    width = right.shape[1]
-    total = 0.0
-    for i in range(first, last):
-        for k in range(width):
-            out[i, k] = 0.0
-        for e in range(starts[i], starts[i + 1]):
-            j = columns[e]
-            rest = float(values[e])
-            for k in range(width):
-                rest -= left[i, k] * right[j, k]
-            weight = float(weights[e]) if len(weights) else 1.0
-            total += 0.5 * weight * rest * rest
-            rest *= weight
-            for k in range(width):
-                out[i, k] += rest * right[j, k]
-    return total

@@ -144,3 +144,54 @@ def test_reaching_the_limit_is_warned_about(compiled, monkeypatch):
     found = estimators.NuclearNorm(mu=1e-3).solve(x, mask)
     assert float(found.gap) < 1e-3
     assert int(found.iterations) < 1000
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "torch"])
+def test_a_table_beyond_small_sizes_needs_few_iterations(compiled, monkeypatch):
+    """It starts at an estimate of low rank; a smooth image in the same batch at local averages, as alone."""
+    if not compiled:
+        monkeypatch.setattr(kernels, "_available", lambda: False)
+    x, mask = made(4, 110, 100, 3, 0.6, 0.1)
+    wave = torch.sin(torch.arange(110)[:, None] / 9 + torch.arange(100) / 7).double()
+    pair, both = torch.stack([x, wave]).float(), mask.expand(2, -1, -1)
+    estimator = estimators.SoftImpute(1.0, restore_observed=False, tol=1e-2)
+    found = estimator.solve(pair, both)
+    assert int(found.iterations[0]) <= 6
+    assert (found.gap <= 2e-3).all()
+    for index in range(2):
+        alone = estimator.solve(pair[index], mask)
+        assert int(alone.iterations) == int(found.iterations[index])
+        torch.testing.assert_close(alone.estimate, found.estimate[index], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "torch"])
+@pytest.mark.parametrize("x", ["zeros", "one row", "rank one", "constant"])
+def test_degenerate_matrices_beyond_small_sizes(compiled, x, monkeypatch):
+    """Where an estimate of low rank has no more than a few directions to find."""
+    if not compiled:
+        monkeypatch.setattr(kernels, "_available", lambda: False)
+    random = torch.Generator().manual_seed(0)
+    made_up = torch.zeros(1, 100, 120)
+    if x == "one row":
+        made_up[0, 3] = torch.randn(120, generator=random)
+    elif x == "rank one":
+        made_up[0] = torch.outer(torch.randn(100, generator=random), torch.randn(120, generator=random))
+    elif x == "constant":
+        made_up += 3
+    mask = torch.rand(made_up.shape, generator=random) < 0.7
+    estimate = estimators.nuclear_norm(made_up, mask, 0.1)
+    assert estimate.isfinite().all()
+    if x != "one row":
+        assert (estimate - made_up).abs().max() < 0.1
+
+
+def test_gradients_beyond_small_sizes() -> None:
+    x, mask = made(5, 99, 98, 2, 0.7, 0.1)
+    options = {"tol": 1e-9, "gradient_tol": 1e-9}
+    for shrinkage in (3.0, None):
+        assert torch.autograd.gradcheck(
+            lambda x, level=shrinkage: estimators.soft_impute(x, mask, level, False, **options),
+            x.requires_grad_(),
+            atol=1e-4,
+            fast_mode=True,
+        )

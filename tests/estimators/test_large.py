@@ -9,7 +9,8 @@ import torch
 
 from menet import estimators
 from menet.errors import ConfigurationError
-from menet.estimators.large import Completion, complete, factored, observed_entries
+from menet.estimators.entries import observed_entries
+from menet.estimators.large import Completion, complete, factored
 from menet.estimators.solver import ConvergenceWarning
 
 

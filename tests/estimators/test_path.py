@@ -64,6 +64,16 @@ def test_the_chosen_lambda_is_close_to_the_best():
     assert one.errors.shape == (10,)
 
 
+def test_looser_folds_make_the_same_choice():
+    x, mask, _ = batch(2, 40, 30, noise=0.5)
+    loose, tight = (
+        cross_validate(x, mask, generator=torch.Generator().manual_seed(2), count=10, **options)
+        for options in ({}, {"tol": 1e-4})
+    )
+    assert (loose.best == tight.best).all()
+    torch.testing.assert_close(loose.errors, tight.errors, rtol=0.05, atol=0)
+
+
 def test_folds_hold_out_every_entry_once_and_repeat_with_the_seed():
     x, mask, _ = batch(1)
     runs = [

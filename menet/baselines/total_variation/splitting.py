@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, pad
 
-from menet.estimators.solver import local_average
-from menet.estimators.tubal import cosine_transform
+from menet.estimators.newton import local_average
+from menet.linalg import cosine_transform
 
 # Tuned on CIFAR-10, SVHN and digits with λ from 0.03 to 1.
 STEP_OF_DIFFERENCES = 2.0  # in units of λ
