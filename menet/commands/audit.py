@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from menet.commands.options import Data, Device, Epsilon, MaxBatch, Norm, Root, Run, Seed, Side, Split
+from menet.commands.output import Csv, Json, Latex, Output, printing
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,14 @@ class Audit:
     out: Path | None = None
     """File for the findings. Default: RUN/audit.json."""
 
-    def __call__(self) -> int:
+    json: Json = False
+
+    csv: Csv = False
+
+    latex: Latex = False
+
+    @printing
+    def __call__(self, out: Output) -> int:
         import torch
 
         from menet.attacks import ThreatModel
@@ -99,7 +107,8 @@ class Audit:
             "made": {"source": source, **provenance.of_machine(device)},
             "findings": rows,
         }
-        audit_table(rows).print()
+        out.table(audit_table(rows))
+        out.value(findings=rows, file=file)
         write_atomically(file, json.dumps(content, indent=1))
         print(f"findings: {file}")
         return int(failed(findings))

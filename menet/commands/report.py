@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from menet.commands.options import Tables
+from menet.commands.output import Csv, Json, Latex, Output, printing
 
 
 @dataclass(frozen=True)
@@ -33,20 +34,29 @@ class Report:
     markdown: bool = False
     """Also write the report as Markdown, with its figures as PNG files."""
 
+    fill: tuple[Path, ...] = ()
+    """Of compact results: Markdown files that get the main table between their markers, <!-- results --> and
+    <!-- /results -->."""
+
     tables: Tables = ()
     """Also write every table in these formats."""
 
     damaged: bool = False
     """Skip damaged lines of records, and list them, instead of refusing the file."""
 
-    def __call__(self) -> int:
+    json: Json = False
+
+    @printing
+    def __call__(self, out: Output) -> int:
         from menet.files import write_atomically
         from menet.report.board import write_board
         from menet.report.collect import collect
-        from menet.report.page import render_html, report_of, write_markdown, write_tables
+        from menet.report.page import fill_results, render_html, report_of, write_markdown, write_tables
 
         if any(self.folder.rglob("*.npz")) and not any(self.folder.rglob("*.jsonl")):
-            print("results: " + ", ".join(map(str, write_board(self.folder))))
+            written = [*write_board(self.folder), *(fill_results(file, self.folder) for file in self.fill)]
+            out.value(written=written)
+            print("results: " + ", ".join(map(str, written)))
             return 0
         collection = collect(self.folder, damaged=self.damaged, notes=self.notes)
         report = report_of(collection, self.title)
@@ -56,6 +66,7 @@ class Report:
         if self.markdown:
             written = write_markdown(report, file.with_suffix(".md"))
             print(f"Markdown: {written[0]} and {len(written) - 1} figures")
+        out.value(report=file)
         for kind in self.tables:
             written = write_tables(report, file, kind)
             print(f"{kind}: {len(written)} tables in {written[0].parent}")
@@ -82,7 +93,10 @@ class Publish:
     out: Path = Path("results")
     """Folder of all results."""
 
-    def __call__(self) -> int:
+    json: Json = False
+
+    @printing
+    def __call__(self, out: Output) -> int:
         from menet.evaluation import publish, read_folder
         from menet.report.board import write_board
 
@@ -90,7 +104,9 @@ class Publish:
         written = publish(self.name, evaluations, _training_of(self.run), self.out)
         size = sum(path.stat().st_size for path in written)
         print(f"{self.name}: {len(evaluations)} attacks, {size / 1024:,.0f} KiB in {self.out / self.name}")
-        print("results: " + ", ".join(map(str, write_board(self.out))))
+        written += (pages := write_board(self.out))
+        out.value(written=written)
+        print("results: " + ", ".join(map(str, pages)))
         return 0
 
 
@@ -117,7 +133,14 @@ class Compare:
     out: Path | None = None
     """Also write the table to this file: .csv, .tex, .json or .md."""
 
-    def __call__(self) -> int:
+    json: Json = False
+
+    csv: Csv = False
+
+    latex: Latex = False
+
+    @printing
+    def __call__(self, out: Output) -> int:
         from menet.errors import RecordError
         from menet.evaluation.accuracy import incomparable
         from menet.report.collect import Subject, evaluations_of
@@ -134,7 +157,8 @@ class Compare:
             raise RecordError(f"cannot compare {first.name} and {second.name}: {'; '.join(left_out)}")
         alike = [label for label in shared if reasons[label] is None]
         table = comparison(first, second, alike, self.criterion)
-        table.print()
+        out.table(table)
+        out.value(left_out=left_out)
         for words in left_out:
             print(f"left out: {words}")
         if self.out is not None:
