@@ -219,7 +219,7 @@ def dataset_of(
     from menet import data
 
     if name is None:
-        name = _dataset_of_run(Path(run))
+        name = trained_on(run)
     if name.partition(":")[0] not in data.NAMES and Path(name).is_dir():
         name = f"folder:{name}"
     dataset = data.load(check_dataset(name), split, root, side=side)
@@ -228,9 +228,10 @@ def dataset_of(
     return dataset
 
 
-def _dataset_of_run(run: Path) -> str:
-    folder = run if run.is_dir() else run.parent
-    config = folder / "config.json"
+def trained_on(run: str) -> str:
+    """The dataset that a run was trained on, as its folder says."""
+    path = Path(run)
+    config = (path if path.is_dir() else path.parent) / "config.json"
     if config.is_file():
         try:
             found = json.loads(config.read_text()).get("dataset")
