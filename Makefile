@@ -56,6 +56,7 @@ bench: .venv/developer
 docs: .venv/user
 	@$(PIP) --constraint constraints.txt --editable '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	$(BIN)/menet explore --quick --export site/explore.html
 
 package: .venv/user
 	@$(PIP) --constraint constraints.txt build

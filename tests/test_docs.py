@@ -195,13 +195,12 @@ def test_commands_that_do_not_run_are_parsed(document: Path, monkeypatch: pytest
     for line in commands(document):
         if re.match(r"(menet|.*--no-python +menet) ", line):
             arguments = shlex.split(line.partition(" > ")[0].partition("menet ")[2])
-            name = " ".join(arguments[: 2 if arguments[0] == "data" else 1])
+            name = next(name for name in COMMANDS if arguments[: len(name.split())] == name.split())
             module, attribute = COMMANDS[name].target.split(":")
-            called = []
-            kind = getattr(importlib.import_module(module), attribute)
-            with patch.object(kind, "__call__", called.append):
+            with patch.object(getattr(importlib.import_module(module), attribute), "__call__") as call:
+                call.return_value = 0
                 assert main(arguments) == 0, line
-            assert called, line
+            call.assert_called_once()
 
 
 def test_every_reason_is_needed() -> None:
@@ -276,6 +275,8 @@ def test_links_of_the_site_lead_somewhere(site: Path) -> None:
                 continue
             place = (page.parent / path).resolve() if path else page
             place = place / "index.html" if place.is_dir() else place
+            if place == site / "explore.html":
+                continue  # `make docs` adds it, after a minute of training
             assert place.is_file(), f"{page.name}: {link}"
             if anchor and place in pages and not anchor.startswith("__"):
                 assert anchor in pages[place].anchors, f"{page.name}: {link}"
@@ -392,11 +393,11 @@ def test_each_baseline_has_a_page_with_all_its_settings():
 
 @pytest.mark.parametrize("name", ["README.md", "docs/limits.md"])
 def test_the_results_shown_are_those_of_the_records(name: str, tmp_path: Path) -> None:
-    from menet.report.page import RESULTS_BEGIN, RESULTS_END, fill_results
-
     text = (ROOT / name).read_text()
-    assert text.index(RESULTS_BEGIN) < text.index(RESULTS_END)
+    assert text.index("<!-- results -->\n") < text.index("<!-- /results -->")
     if any((ROOT / "results").rglob("*.npz")):
+        from menet.report.page import fill_results
+
         copy = tmp_path / "page.md"
         copy.write_text(text)
         fill_results(copy, ROOT / "results")
