@@ -44,7 +44,8 @@ NOT_RUN = {
     r"menet reproduce .*(table|--all)": "takes hours, or needs GPUs; tests/experiments",
     r"menet reproduce --list": "plans every experiment, which takes a minute; tests/experiments",
     r"menet evaluate .*(standard|bpda-eot|boundary|on-manifold|runs/surrogate)": "takes minutes; tests/attacks",
-    r"menet (evaluate|audit) package": "names code of yours; tests/commands",
+    r"menet (evaluate|audit|publish) package": "names code of yours; tests/commands",
+    r"menet report results": "checks the results of the repository; tests/report",
     r"menet audit": "takes minutes; tests/evaluation",
     r"menet certify runs/few": "needs the network of the line before; tests/evaluation",
 }
@@ -346,7 +347,7 @@ def test_commands_and_options_exist(document):
     # At the beginning of a line, after torchrun's options, or in backticks.
     for line in re.findall(r"(?:^|--no-python +|`)menet ([a-z][^`\n]*)", text, re.MULTILINE):
         words = line.split()
-        name = " ".join(words[:2]) if words[0] == "data" else words[0]
+        name = " ".join(words[:2]) if words[0] in ("data", "models") else words[0]
         assert name in COMMANDS, line
         module, attribute = COMMANDS[name].target.split(":")
         options = {one.name for one in fields(getattr(importlib.import_module(module), attribute))}

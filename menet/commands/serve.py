@@ -18,8 +18,9 @@ RunOption = Annotated[
     str | None,
     tyro.conf.arg(
         metavar="RUN",
-        help="The defended network: a run folder or weights file of `menet train`. "
-        "Default: the small networks of `menet demo`, trained once on the built-in digits (a minute or two).",
+        help="The defended network: a run folder or weights file of `menet train`, or a name of "
+        "`menet models list`. Default: the small networks of `menet demo`, trained once on the built-in digits "
+        "(a minute or two).",
         help_behavior_hint="",
     ),
 ]
@@ -189,12 +190,13 @@ def networks_of(
             note="The networks here are small ones, trained on 3,000 digits in a minute or two: they show how "
             "things work, and are no measure of what the method can do.",
         )
-    for name in filter(None, (run, bare, certified)):
-        if not (Path(name).exists() or Path("runs", name).exists()):
-            raise ConfigurationError(f"expected a run folder or weights file, got {name!r}, which does not exist")
     from menet.commands.options import check_dataset, epsilon_of, trained_on
+    from menet.training.pretrained import locate
 
-    dataset = data or trained_on(run if Path(run).exists() else f"runs/{run}")
+    for name in filter(None, (run, bare, certified)):
+        if not locate(name).exists():
+            raise ConfigurationError(f"expected a run folder or weights file, got {name!r}, which does not exist")
+    dataset = data or trained_on(run)
     name = check_dataset(dataset)
     return Networks(
         run,

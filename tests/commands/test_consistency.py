@@ -41,6 +41,9 @@ WITHOUT = {
         "completion": NO_FILES,
         "data list": NO_FILES,
         "data verify": NO_FILES,
+        "models list": NO_FILES,
+        "models show": NO_FILES,
+        "models measured": "writes the cards of the package",
         "data fetch": "writes to the folder of the datasets, --root",
         "data import": "writes to the folder of the datasets, --root",
     },
@@ -56,6 +59,10 @@ WITHOUT = {
         "data import": NO_RANDOMNESS,
         "data verify": NO_RANDOMNESS,
         "data rank": NO_RANDOMNESS,
+        "models list": NO_RANDOMNESS,
+        "models show": NO_RANDOMNESS,
+        "models pack": NO_RANDOMNESS,
+        "models measured": NO_RANDOMNESS,
     },
     "device": {
         "demo": "small networks, for which a CPU is enough",
@@ -71,6 +78,10 @@ WITHOUT = {
         "data import": NO_NETWORK,
         "data verify": NO_NETWORK,
         "data rank": NO_NETWORK,
+        "models list": NO_NETWORK,
+        "models show": NO_NETWORK,
+        "models pack": NO_NETWORK,
+        "models measured": NO_NETWORK,
     },
 }
 KINDS = {"json": bool, "csv": bool, "latex": bool, "seed": int, "device": str, "out": Path, "root": Path}
