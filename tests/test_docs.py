@@ -38,7 +38,7 @@ NOT_RUN = {
     r"(pip|make|torchrun|srun|first=|export|source|#)": ELSEWHERE,
     r"menet demo": "takes minutes; tests/report/test_demo.py runs it small",
     r"menet (serve|explore)": "trains networks and waits for visitors; tests/web",
-    r"menet train (digits|mnist|cifar10)": "takes minutes to days; tests/training",
+    r"menet train (digits|mnist|cifar10|folder)": "takes minutes to days; tests/training",
     r"menet prepare mnist": "takes an hour; tests/training",
     r"menet data rank cifar10": "needs CIFAR-10; tests/data",
     r"menet reproduce .*(table|--all)": "takes hours, or needs GPUs; tests/experiments",
@@ -98,7 +98,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     os.chdir(folder)
     try:
         trained = ["folder:photos@16", "--defense", "me-net", "--model", "small", "--epochs", "1"]
-        assert main(["train", *trained, "--out", "RUN"]) == 0
+        assert main(["train", *trained, "--validation", "0", "--batch-size", "4", "--out", "RUN"]) == 0
         assert main(["evaluate", "RUN", "--attacks", "pgd", "--epsilon", "8/255", "--draws", "5"]) == 0
     finally:
         os.chdir(here)
@@ -209,7 +209,7 @@ def test_every_reason_is_needed() -> None:
     for pattern in NOT_RUN:
         assert any(re.match(pattern, line) for line in every), pattern
     ran = [line for line in every if reason_not_to_run(line) is None]
-    assert len(ran) >= 15
+    assert len(ran) >= 12
     assert all(line.startswith("menet ") for line in ran), ran
 
 
@@ -287,7 +287,8 @@ def test_links_of_the_site_lead_somewhere(site: Path) -> None:
 def test_the_reference_documents_every_name_it_lists(site: Path) -> None:
     page = (site / "api.html").read_text()
     for name in re.findall(r"^::: (menet[\w.]*)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE):
-        assert f">{name.rpartition('.')[2]}<" in re.sub(r"<span[^>]*>|</span>", "", page), name
+        _, _, shown = page.partition(f'id="{name}"')
+        assert "<p>" in shown.partition('class="doc doc-object')[0], name
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
