@@ -61,7 +61,9 @@ COMMANDS = {
         f"the records of finished batches are kept; {RESUME}",
     ),
     "audit": Command(
-        "menet.commands.audit:Audit", "check a robustness claim as a careful reviewer would", NOTHING
+        "menet.commands.audit:Audit",
+        "check a robustness claim as a careful reviewer would",
+        f"the findings of finished checks are kept; {RESUME}",
     ),
     "certify": Command(
         "menet.commands.certify:Certify",
@@ -114,7 +116,11 @@ def run() -> NoReturn:
     After that an interrupt is ignored, as there is nothing left to interrupt: while Python shuts down, it would
     kill the process.
     """
-    code = main()
+    try:
+        code = main()
+    except KeyboardInterrupt:  # before a command has begun, or after it has ended
+        print(f"\nmenet: interrupted; {NOTHING}", file=sys.stderr)
+        code = 130
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.exit(code)
 
@@ -143,13 +149,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         print(f"menet {__version__}")
         return 0
+    modules = []
+    while arguments[:1] == ["--import"] and len(arguments) > 2:
+        modules.append(arguments[1])
+        del arguments[:2]
     name, rest = _longest_command(arguments)
     if name is None:
         return _unknown(arguments)
     with _Interrupts() as interrupts:
         try:
             with _plain_warnings(name):
-                return int(_parsed(name, rest)() or 0)
+                return int(_parsed(name, rest, modules)() or 0)
         except (Exception, KeyboardInterrupt) as error:
             if interrupts.count or isinstance(error, KeyboardInterrupt):
                 interrupts.end()
@@ -247,10 +257,17 @@ def _is_handled() -> bool:
     return error is not None
 
 
-def _parsed(name: str, arguments: list[str]) -> Any:
-    """The command `name` with its options; exits after showing help or an error of usage."""
+def _parsed(name: str, arguments: list[str], modules: Sequence[str] = ()) -> Any:
+    """The command `name` with its options; exits after showing help or an error of usage.
+
+    `modules` of the user's own are imported first: estimators and defenses register themselves.
+    """
     import tyro
 
+    for one in modules:
+        from menet.commands.options import imported
+
+        imported(one)
     module, attribute = COMMANDS[name].target.split(":")
     command_type = getattr(importlib.import_module(module), attribute)
     _name_optional_values(command_type)
@@ -345,6 +362,8 @@ def _overview(commands: dict[str, Command]) -> str:
             "menet: defend image classifiers with matrix estimation; measure how robust they are",
             "",
             "usage: menet COMMAND [OPTIONS]      `menet COMMAND --help` explains one command",
+            "       menet --import MODULE COMMAND [OPTIONS]      with estimators and defenses of your own, which",
+            "                                                    register themselves: its code is executed",
             "",
             *lines,
             "",

@@ -5,14 +5,15 @@ import importlib
 import inspect
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from menet.errors import CheckpointError, ConfigurationError
+from menet.errors import CheckpointError, ConfigurationError, MenetError
 from menet.linalg import no_autocast
 from menet.models import Network, weights
 
@@ -132,19 +133,23 @@ class Preprocessed(nn.Module):
         return vectors
 
     def sample(self, images: Float[Tensor, "b c h w"], draws: int = 10) -> Float[Tensor, "draws b classes"]:
-        """Logits of independent draws of the preprocessing for each image."""
+        """Logits of independent draws of the preprocessing for each image, in evaluation mode.
+
+        Whatever is in training mode is so again afterwards.
+        """
         if draws < 1:
             raise ConfigurationError(f"expected draws >= 1, got {draws}")
-        return torch.stack([self(images) for _ in range(draws)])
+        with evaluation_mode(self):
+            return torch.stack([self(images) for _ in range(draws)])
 
     def votes(self, images: Float[Tensor, "b c h w"], draws: int = 10) -> Int[Tensor, "b classes"]:
         """How many of `draws` draws predict each class."""
-        logits = self.sample(images, draws)
+        logits = require_numbers(self.sample(images, draws))
         chosen = logits.argmax(-1)
         return torch.stack([(chosen == label).sum(0) for label in range(logits.shape[-1])], dim=-1)
 
     def vote(self, images: Float[Tensor, "b c h w"], draws: int = 10) -> Int[Tensor, " b"]:
-        """The majority vote over `draws` draws; ties go to the lower class."""
+        """The majority vote over `draws` draws; ties go to the lower class, and NaN logits are an error."""
         return self.votes(images, draws).argmax(-1)
 
     def average(
@@ -159,12 +164,13 @@ class Preprocessed(nn.Module):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the weights and the settings of the defense to a safetensors file; any classifier will do.
 
-        With one of this package's networks the file is enough for `menet.load`. The code of any other is not in
-        it: build both again and call `load`.
+        A digest of both is verified when the file is read. With one of this package's networks the file is enough
+        for `menet.load`. The code of any other is not in it: build both again and call `load`.
         """
         network = self.classifier
         known = {"architecture": weights.describe(network)} if isinstance(network, Network) else {}
-        weights.save(path, self, {"defense": describe(self), **known})
+        state = self.state_dict()
+        weights.save(path, state, weights.with_digest(state, {"defense": describe(self), **known}))
 
     def load(self, path: str | os.PathLike[str]) -> "Preprocessed":
         """Fill the module with the weights that `save` or a training run wrote; refuse those of another defense.
@@ -172,7 +178,7 @@ class Preprocessed(nn.Module):
         Only how gradients pass may differ. To put the weights behind another defense on purpose, load them here
         into the one they were trained with, and give its `classifier` to the other.
         """
-        state, header = weights.load(path)
+        state, header = weights.load_verified(path)
         difference = _difference(header.get("defense") or {}, describe(self))
         if difference:
             raise CheckpointError(
@@ -261,6 +267,28 @@ class Preprocessed(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__({**state, "generator": torch.Generator().set_state(state["generator"])})
+
+
+@contextmanager
+def evaluation_mode(*models: Any) -> Iterator[None]:
+    """Put models in evaluation mode; on leaving, every module is back in the mode it was in."""
+    modules = [model for model in models if isinstance(model, nn.Module)]
+    modes = [(module, module.training) for model in modules for module in model.modules()]
+    try:
+        for model in modules:
+            model.eval()
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def require_numbers(logits: Float[Tensor, "draws b classes"]) -> Float[Tensor, "draws b classes"]:
+    """`logits`, unless some are NaN: the largest of those would be called a prediction."""
+    wrong = logits.isnan().any(-1).any(0)
+    if bool(wrong.any()):
+        raise MenetError(f"the model returned NaN logits for image {int(wrong.nonzero()[0])}")
+    return logits
 
 
 def describe(module: nn.Module) -> dict[str, Any]:

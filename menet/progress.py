@@ -15,11 +15,15 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 class Reporter:
-    """Shows progress: `advance(n, loss=…, accuracy=…)`; the given numbers are shown after the bar."""
+    """Shows progress: `advance(n, loss=…, accuracy=…)`; the given numbers are shown after the bar.
+
+    `skip(n)` is for what was done before, which says nothing about the speed, and `expect(total)` for a better
+    estimate of the whole.
+    """
 
     def __init__(self, description: str, total: float | None, stream: TextIO) -> None:
         self.description, self.total, self.stream = description, total, stream
-        self.done = 0.0
+        self.done = self.skipped = 0.0
         self.started = self.last_line = time.monotonic()
 
     def advance(self, steps: float = 1, **shown: float | str) -> None:
@@ -27,11 +31,23 @@ class Reporter:
         now = time.monotonic()
         if now - self.last_line >= SECONDS_BETWEEN_LINES:
             self.last_line = now
-            rate = self.done / max(now - self.started, 1e-9)
-            goal = f"/{self.total:g}" if self.total else ""
+            rate = self.rate
+            goal = f"/{_count(self.total)}" if self.total else ""
             left = f", {format_duration((self.total - self.done) / rate)} left" if self.total and rate else ""
             words = "".join(f", {word}" for word in _words(shown))
-            print(f"{self.description}: {self.done:g}{goal}{left}{words}", file=self.stream, flush=True)
+            print(f"{self.description}: {_count(self.done)}{goal}{left}{words}", file=self.stream, flush=True)
+
+    def skip(self, steps: float) -> None:
+        self.skipped += steps
+        self.done += steps
+
+    def expect(self, total: float) -> None:
+        self.total = total
+
+    @property
+    def rate(self) -> float:
+        """Steps in a second."""
+        return (self.done - self.skipped) / max(time.monotonic() - self.started, 1e-9)
 
 
 class _Bar(Reporter):
@@ -42,8 +58,15 @@ class _Bar(Reporter):
 
     def advance(self, steps: float = 1, **shown: float | str) -> None:
         self.done += steps
-        rate = self.done / max(time.monotonic() - self.started, 1e-9)
-        self.bar.update(self.task, advance=steps, shown="  ".join([f"{rate:.3g}/s", *_words(shown)]))
+        self.bar.update(self.task, advance=steps, shown="  ".join([f"{self.rate:.3g}/s", *_words(shown)]))
+
+    def skip(self, steps: float) -> None:
+        super().skip(steps)
+        self.bar.reset(self.task, completed=int(self.done))
+
+    def expect(self, total: float) -> None:
+        super().expect(total)
+        self.bar.update(self.task, total=total)
 
 
 @contextmanager
@@ -72,6 +95,10 @@ def track(items: Iterable[T], description: str, total: float | None = None) -> I
         for item in items:
             yield item
             reporter.advance()
+
+
+def _count(number: float) -> str:
+    return f"{number:,.0f}" if number >= 1000 else f"{number:g}"
 
 
 def _words(shown: dict[str, float | str]) -> list[str]:

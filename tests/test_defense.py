@@ -7,7 +7,7 @@ from torch import Tensor, nn
 import menet
 from menet import FixedMasks, MENet, NuclearNorm, masks, models
 from menet import images as pictures
-from menet.errors import CheckpointError, ConfigurationError
+from menet.errors import CheckpointError, ConfigurationError, MenetError
 from menet.estimators import USVT, MaskOnly, SoftImpute, TubalNuclearNorm
 from menet.preprocessed import rebuild
 
@@ -279,3 +279,55 @@ def test_weights_of_another_defense_are_refused_or_warned_about(tmp_path, recwar
         MENet(nn.Linear(4, 2, bias=False), p=0.5).load(tmp_path / "own.safetensors")
     with pytest.raises(CheckpointError, match="does not fit the classifier"):
         MENet(nn.Linear(5, 2), p=0.5).load(tmp_path / "own.safetensors")
+
+
+@pytest.mark.parametrize("ask", ["vote", "votes", "sample", "average"])
+def test_asking_a_model_in_training_mode_moves_nothing(ask):
+    """Batch normalization keeps its statistics, and every module its mode; the answer is that of evaluation."""
+    norm = nn.BatchNorm2d(1)
+    model = MENet(nn.Sequential(norm, nn.Flatten(), nn.Linear(64, 3)), USVT(), p=(0.2, 0.9)).train()
+    model.classifier[1].eval()
+    images = torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    found = getattr(model.reseed(3), ask)(images, draws=2)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert [module.training for module in (model, model.classifier, norm, model.classifier[1])] == [
+        True, True, True, False
+    ]  # fmt: skip
+    assert torch.equal(found, getattr(model.eval().reseed(3), ask)(images, draws=2))
+
+
+def test_a_vote_on_nan_logits_is_an_error_and_not_class_0():
+    class Broken(nn.Module):
+        def forward(self, images):
+            logits = images.flatten(1)[:, :3].clone()
+            logits[1, 2] = torch.nan
+            return logits
+
+    model = MENet(Broken(), USVT(), p=0.5).eval()
+    for ask in (model.vote, model.votes):
+        with pytest.raises(MenetError, match="NaN logits for image 1"):
+            ask(torch.rand(3, 1, 8, 8), draws=2)
+
+
+def test_a_flipped_bit_in_a_file_of_model_save_is_found(tmp_path):
+    def build():
+        return MENet(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), USVT(), p=0.5)
+
+    file = tmp_path / "own.safetensors"
+    build().save(file)
+    build().load(file)
+    content = bytearray(file.read_bytes())
+    content[-50] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match="does not match its digest"):
+        build().load(file)
+
+
+def test_weights_of_a_foreign_classifier_say_how_to_load_them(tmp_path):
+    file = tmp_path / "own.safetensors"
+    MENet(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), USVT(), p=0.5).save(file)
+    with pytest.raises(
+        CheckpointError, match=r"whose code is yours: build it behind its defense and call `model\.load"
+    ):
+        menet.load(file)

@@ -2,14 +2,15 @@
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from menet.attacks.threat import ThreatModel
 from menet.errors import AttackError, ConfigurationError
@@ -35,6 +36,23 @@ def default_draws(random: bool) -> int:
 
 class GradientWarning(UserWarning):
     """Gradients that give an attack no direction: examples that look robust may only be unattacked."""
+
+
+@contextmanager
+def frozen_batchnorm(model: Any) -> Iterator[bool]:
+    """Batch normalization in evaluation mode, everything else in the mode it is in; whether that is a change.
+
+    Otherwise the attack's iterates would enter the running statistics that the network is evaluated with.
+    """
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    layers = [one for one in modules if isinstance(one, nn.modules.batchnorm._NormBase) and one.training]
+    try:
+        for layer in layers:
+            layer.eval()
+        yield bool(layers)
+    finally:
+        for layer in layers:
+            layer.train()
 
 
 def is_deterministic(model: Model, images: Images) -> bool:
@@ -265,8 +283,9 @@ class Task:
 class Attack(ABC):
     """An attack is a frozen object, called as `attack(model, images, labels, generator=…)`.
 
-    `model` is any callable images → logits, used in the mode it is in: call `model.eval()` first, or batch
-    normalization updates its statistics. Its mode, parameters and their gradients are left as they are.
+    `model` is any callable images → logits, used in the mode it is in: call `model.eval()` first. In training
+    mode batch normalization is attacked as in evaluation mode, with a warning, so that its statistics do not
+    move. The model's mode, parameters and their gradients are left as they are.
     `labels` are the true classes; with `targets` the attack aims at those classes instead of any wrong one.
     The returned images lie in `threat`; with epsilon = 0 they are the input. Where gradients are unusable
     (see `AttackResult`) the call emits one `GradientWarning`.
@@ -346,9 +365,16 @@ class Attack(ABC):
         if self.threat.epsilon == 0 or len(images) == 0:
             return unperturbed(images)
         originals = images.detach()
-        result = self.run(
-            Task(Queries(model, labels, targets), originals, labels, targets, generator, loss_history)
-        )
+        with frozen_batchnorm(model) as training:
+            if training:
+                warnings.warn(
+                    f"{self.title}: the model is in training mode; it is attacked with batch normalization in "
+                    "evaluation mode, so that its statistics stay as they are (call model.eval() first)",
+                    stacklevel=3,
+                )
+            result = self.run(
+                Task(Queries(model, labels, targets), originals, labels, targets, generator, loss_history)
+            )
         for candidate in (result.images, *(() if result.restarts is None else result.restarts)):
             self.threat.check(candidate, originals)
         return replace(result, originals=originals)

@@ -127,8 +127,11 @@ def _load(name: str) -> type[Attack]:
     module, _, attribute = name.partition(":")
     try:
         kind = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigurationError(f"expected an attack package.module:Class, got {name!r}: {error}") from error
+    except Exception as error:
+        # Whatever the module raises; its traceback stays attached.
+        raise ConfigurationError(
+            f"expected an attack package.module:Class, got {name!r}: {type(error).__name__}: {error!s:.200}"
+        ) from error
     if not (isinstance(kind, type) and issubclass(kind, Attack) and is_dataclass(kind)):
         raise ConfigurationError(
             f"expected {name!r} to be a dataclass derived from menet.attacks.Attack, got {kind!r}"

@@ -1,11 +1,18 @@
 """`menet audit`: what a careful reviewer would check before believing a robustness claim."""
 
+import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
 
 from menet.commands.options import Data, Device, Epsilon, MaxBatch, Norm, Root, Run, Seed, Side, Split
 from menet.commands.output import Csv, Json, Latex, Output, printing
+
+if TYPE_CHECKING:
+    from menet.evaluation.audit import Finding
 
 
 @dataclass(frozen=True)
@@ -14,7 +21,8 @@ class Audit:
 
     Takes a run of `menet train`, or any model of yours: `menet audit package.module:factory --data FOLDER`
     imports the module (the current folder is searched too) and calls the factory, which returns an
-    `nn.Module` from images in [0,1] to logits. The exit code is 1 if a check fails.
+    `nn.Module` from images in [0,1] to logits. The exit code is 1 if a check fails. Safe to interrupt: rerun the
+    same command to resume with the checks that are left.
     """
 
     target: Run
@@ -33,10 +41,15 @@ class Audit:
     """Norm of the perturbation."""
 
     examples: int = 100
-    """Number of examples, from the first one on."""
+    """Number of examples, from the first one on; datasets mix their classes."""
 
     steps: int = 40
     """Steps of the audited attack."""
+
+    gradient: Annotated[
+        Literal["exact", "bpda"] | None, tyro.conf.arg(metavar="{exact,bpda}", help_behavior_hint="")
+    ] = None
+    """How gradients of the audited attack pass a defense. Default: as in the run."""
 
     eot: int = 20
     """Random draws of the defense averaged in each of its gradients (EOT)."""
@@ -68,15 +81,23 @@ class Audit:
 
         from menet.attacks import ThreatModel
         from menet.commands.options import default_folder, epsilon_of, subject_of
+        from menet.data.dataset import warn_of_missing_classes
         from menet.errors import ConfigurationError
         from menet.evaluation import AuditSettings, audit, provenance
         from menet.evaluation.audit import failed
         from menet.files import require_writable, write_atomically
+        from menet.preprocessed import Preprocessed
         from menet.report.tables import audit_table
 
         model, source, dataset, device = subject_of(
             self.target, self.data, self.split, self.root, self.side, self.device
         )
+        if self.gradient is not None:
+            if not isinstance(model, Preprocessed):
+                raise ConfigurationError(
+                    f"--gradient {self.gradient} needs a model with preprocessing, got a {type(model).__name__}"
+                )
+            model = model.with_gradient(self.gradient)
         threat = ThreatModel(self.norm, epsilon_of(self.epsilon, dataset.name, self.norm))
         settings = AuditSettings(
             threat, steps=self.steps, eot=self.eot, draws=self.draws, max_batch=self.max_batch
@@ -88,27 +109,56 @@ class Audit:
         # A folder that cannot be written should be known before minutes of work, not after.
         require_writable(file)
         count = min(self.examples, 40) if self.quick else self.examples
+        warn_of_missing_classes(dataset, 0, min(count, len(dataset)))
         images, labels = dataset.batch(slice(0, count))
-        findings = audit(
-            model,
-            images.to(device),
-            labels.to(device),
-            settings,
-            torch.Generator().manual_seed(self.seed),
-        )
-        rows = [provenance.plain(asdict(finding)) for finding in findings]
-        content = {
+        content: dict[str, Any] = {
             "format": "menet.audit/1",
             "model": provenance.of_model(model),
             "dataset": provenance.of_dataset(dataset),
             "examples": len(images),
             "settings": provenance.plain(settings),
             "seed": self.seed,
-            "made": {"source": source, **provenance.of_machine(device)},
-            "findings": rows,
         }
+        unfinished = file.with_name(f"{file.stem}.unfinished.json")
+        rows: list[dict[str, Any]] = []
+
+        def keep(findings: "list[Finding]") -> None:
+            rows[:] = [provenance.plain(asdict(finding)) for finding in findings]
+            kept = {**content, "findings": rows}
+            write_atomically(unfinished, json.dumps({**kept, "sha256": _digest(kept)}, indent=1))
+
+        findings = audit(
+            model,
+            images.to(device),
+            labels.to(device),
+            settings,
+            torch.Generator().manual_seed(self.seed),
+            finished=_finished(unfinished, content),
+            keep=keep,
+        )
+        rows = [provenance.plain(asdict(finding)) for finding in findings]
         out.table(audit_table(rows))
         out.value(findings=rows, file=file)
-        write_atomically(file, json.dumps(content, indent=1))
+        made = {"source": source, **provenance.of_machine(device)}
+        write_atomically(file, json.dumps({**content, "made": made, "findings": rows}, indent=1))
+        unfinished.unlink(missing_ok=True)
         print(f"findings: {file}")
         return int(failed(findings))
+
+
+def _finished(file: Path, content: dict[str, Any]) -> "list[Finding]":
+    """The findings of an audit that was interrupted; none if it was another one, or its file is damaged."""
+    from menet.evaluation.audit import Finding
+
+    try:
+        found = json.loads(file.read_bytes())
+        intact = found.pop("sha256") == _digest(found)
+        rows = found.pop("findings")
+        same = found == json.loads(json.dumps(content))
+        return [Finding(**row) for row in rows] if intact and same else []
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return []
+
+
+def _digest(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -202,7 +202,10 @@ def plan_key(plan: Plan, seed: int) -> str:
 def _first_time(path: Path, seconds: float) -> float:
     """How long the work took when it was done; a run that only reused it took no time worth telling."""
     if path.is_file():
-        before = json.loads(path.read_text()).get("seconds")
+        try:
+            before = json.loads(path.read_bytes()).get("seconds")
+        except (ValueError, AttributeError, RecursionError):
+            return seconds
         if isinstance(before, (int, float)):
             return max(float(before), seconds)
     return seconds

@@ -142,6 +142,7 @@ def subject_of(
 ) -> Subject:
     """The model `run` on the device, and the dataset `name`, whose images it classifies."""
     chosen = device_of(device)
+    search_here()
     model, source = model_of(run)
     dataset = dataset_of(name, run, split, root, side)
     check_model(model.to(chosen), dataset, chosen)
@@ -169,18 +170,55 @@ def model_of(name: str) -> "tuple[torch.nn.Module, str]":
             f"expected a run folder, a weights file, a network of the package ({known}) "
             f"or package.module:factory, got {name!r}"
         )
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        found: Any = importlib.import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        raise ConfigurationError(f"{name!r} cannot be imported: {error}") from error
+    found = imported(name)
     model = found if isinstance(found, nn.Module) else _call(name, found)
     if not isinstance(model, nn.Module):
         raise ConfigurationError(f"expected {name!r} to return a torch.nn.Module, got a {type(model).__name__}")
     return model.eval(), name
+
+
+def imported(name: str) -> Any:
+    """What `package.module:name` names, or the module without a name; **the module's code is executed**.
+
+    Modules in the current folder can be imported, as with `python -m`.
+    """
+    search_here()
+    module, _, attribute = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in filter(None, attribute.split(".")):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigurationError(f"{name!r} cannot be imported: {error}") from error
+    except Exception as error:
+        raise ConfigurationError(f"{name!r} cannot be imported: it raised {_raised(error)}") from error
+    return found
+
+
+def search_here() -> None:
+    """Let modules in the current folder be imported."""
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+
+
+def own_name(name: str, what: Literal["estimator", "defense"]) -> str:
+    """The name under which `package.module:Class` has registered itself; other names as they are."""
+    if ":" not in name:
+        return name
+    from menet.estimators import ESTIMATORS
+    from menet.preprocessed import Preprocessed
+
+    kind = imported(name)
+    known: dict[str, Any] = dict(ESTIMATORS if what == "estimator" else Preprocessed.kinds)
+    for registered, one in known.items():
+        if one is kind:
+            return registered
+    remedy = (
+        "decorate its class with @menet.estimators.register('name')"
+        if what == "estimator"
+        else "derive its class from menet.Preprocessed, and give it a `name`"
+    )
+    raise ConfigurationError(f"expected a registered {what} as {name!r}, got {kind!r:.80}; {remedy}")
 
 
 def _call(name: str, factory: Any) -> Any:
@@ -243,8 +281,8 @@ def trained_on(run: str) -> str:
     config = (path if path.is_dir() else path.parent) / "config.json"
     if config.is_file():
         try:
-            found = json.loads(config.read_text()).get("dataset")
-        except (ValueError, AttributeError) as error:
+            found = json.loads(config.read_bytes()).get("dataset")
+        except (OSError, ValueError, AttributeError, RecursionError) as error:
             raise ConfigurationError(
                 f"expected a JSON object in {config}; name the dataset with --data"
             ) from error

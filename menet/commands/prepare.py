@@ -35,7 +35,7 @@ class Prepare:
     """joint (default) or separate."""
 
     limit: int | None = None
-    """Number of images, from the first one on. Default: all."""
+    """Number of images, a stratified sample. Default: all."""
 
     per_shard: int = 4096
     """Images in one file, with all their estimates."""

@@ -8,6 +8,7 @@ import tyro
 
 from menet.commands.options import Run, Tables
 from menet.commands.output import Csv, Json, Latex, Output, printing
+from menet.errors import RecordError
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,6 @@ class Report:
 
     @printing
     def __call__(self, out: Output) -> int:
-        from menet.errors import RecordError
         from menet.files import write_atomically
         from menet.report.board import problems, write_board
         from menet.report.collect import collect
@@ -164,7 +164,6 @@ class Compare:
 
     @printing
     def __call__(self, out: Output) -> int:
-        from menet.errors import RecordError
         from menet.evaluation.accuracy import incomparable
         from menet.report.collect import Subject, evaluations_of
         from menet.report.tables import comparison

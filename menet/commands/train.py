@@ -58,10 +58,17 @@ class Train:
     """short: minutes on two cores; cores: robust training within 2.5 hours on two cores (mnist: 1 hour);
     paper: Appendix B of the paper (200 epochs)."""
 
-    defense: Annotated[str, tyro.conf.arg(help=f"none, me-net, or a baseline: {', '.join(BASELINES)}.")] = "none"
+    defense: Annotated[
+        str,
+        tyro.conf.arg(
+            help=f"none, me-net, a baseline: {', '.join(BASELINES)}; or your own as package.module:Class, whose "
+            "code is executed."
+        ),
+    ] = "none"
 
     estimator: str | None = None
-    """Of me-net: nuclear-norm (default), usvt, soft-impute, tubal, or mask-only for the ablation."""
+    """Of me-net: nuclear-norm (default), usvt, soft-impute, tubal, mask-only for the ablation, or your own as
+    package.module:Class, whose code is executed."""
 
     p: P = None
 
@@ -156,8 +163,9 @@ class Train:
     limit: int | None = None
     """Train on a random subset of this many images."""
 
-    validation: int | None = None
-    """Training images held out to choose the best epoch, and to detect catastrophic overfitting."""
+    validation: Annotated[int | float | None, tyro.conf.arg(metavar="INT|FRACTION", help_behavior_hint="")] = None
+    """Training images held out to choose the best epoch, and to detect catastrophic overfitting; a number below 1
+    is the fraction of them."""
 
     guard: int | None = None
     """Steps between checks for catastrophic overfitting; 0 for none. Default: 200."""
@@ -194,7 +202,8 @@ class Train:
         if self.device != "auto":
             device_of(self.device)
         config = self.config()
-        name = f"{config.dataset.partition(':')[0]}-{self.defense}-{config.objective}"
+        defense = config.defense.get("name", "none")
+        name = f"{config.dataset.partition(':')[0]}-{defense}-{config.objective}"
         folder = self.out or Path("runs") / name
         saving = Saving(self.save_seconds, self.save_steps, self.log_steps)
         result = train(config, folder, root=self.root, device=self.device, saving=saving)
@@ -212,7 +221,8 @@ class Train:
         from menet.commands.options import check_dataset, epsilon_of, fraction
         from menet.training import recipes
 
-        recipe = recipes.by_name(check_dataset(self.dataset), self.recipe)
+        name = check_dataset(self.dataset)
+        recipe = recipes.by_name(name, self.recipe, self._images(name))
         given: dict[str, Any] = {
             "norm": self.norm,
             "steps": self.steps,
@@ -251,6 +261,15 @@ class Train:
         config = replace(recipe, objective=self.objective, defense=self.defense_settings(), **given)
         return config if self.epochs is not None else recipes.at_equal_time(config)
 
+    def _images(self, name: str) -> int | None:
+        """The number of training images in a folder, which its recipe depends on."""
+        from menet import data
+
+        if name.partition(":")[0] != "folder":
+            return None
+        count = len(data.load(name, "train", self.root))
+        return count if self.limit is None else min(self.limit, count)
+
     def defense_settings(self) -> dict[str, Any]:
         """The chosen defense, as `TrainingConfig.defense` takes it."""
         return defense_settings(
@@ -271,6 +290,9 @@ def defense_settings(
     encoding: str | None = None,
 ) -> dict[str, Any]:
     """The settings of a defense from options; options of ME-Net are refused for another defense."""
+    from menet.commands.options import own_name
+
+    defense, estimator = own_name(defense, "defense"), estimator and own_name(estimator, "estimator")
     estimator = "mask-only" if encoding == "ablation" and estimator is None else estimator
     own = {"estimator": estimator, "p": _probabilities(p), "masks": masks, "channels": channels}
     own |= {"mask": mask, "encoding": encoding}

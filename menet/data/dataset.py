@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import pooch
@@ -157,6 +157,20 @@ def stratified(labels: Int[Tensor, " n"], count: int) -> Int[Tensor, " count"]:
     # The first half of every class comes before the second half of any.
     fraction = (within + 0.5) / sizes[labels[grouped]]
     return grouped[fraction.argsort(stable=True)[:count]].sort().values
+
+
+def warn_of_missing_classes(dataset: Any, start: int, stop: int) -> None:
+    """Warn if examples `start` to `stop` are of some of the classes only: accuracies on them say less."""
+    there = set(dataset.labels[start:stop].tolist())
+    missing = [name for label, name in enumerate(dataset.classes) if label not in there]
+    if missing:
+        named = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
+        warnings.warn(
+            f"examples {start} to {stop - 1} of {dataset.name} hold {len(there)} of its {len(dataset.classes)} "
+            f"classes (none of {named}); take more of them for an accuracy over all classes",
+            DataWarning,
+            stacklevel=3,
+        )
 
 
 def order_of(name: str) -> bytes:

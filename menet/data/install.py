@@ -147,7 +147,7 @@ def _receive(address: str, partial: Path, size: int) -> None:
             partial.open("ab" if continued else "wb") as out,
             reporting(f"{urlsplit(address).path.rpartition('/')[2]} (MB)", size / MEGABYTE) as reporter,
         ):
-            reporter.advance(start / MEGABYTE)
+            reporter.skip(start / MEGABYTE)
             # One byte beyond the known size is read, so that a longer file is noticed.
             while piece := response.read(min(CHUNK, size + 1 - start)):
                 out.write(piece)

@@ -52,14 +52,16 @@ from torch import Tensor, nn
 
 from menet import masks as masking
 from menet.attacks.eot import MAX_BATCH
+from menet.data.dataset import warn_of_missing_classes
 from menet.defense import MENet
 from menet.distributed import Worker
-from menet.errors import ConfigurationError, MenetError, RecordError
+from menet.errors import ConfigurationError, RecordError
 from menet.evaluation import provenance
 from menet.evaluation.accuracy import CONFIDENCE, Accuracy, clopper_pearson, lower_bound, upper_bound
 from menet.evaluation.records import Records, Row, Shard
 from menet.evaluation.runner import range_of, records_of, remaining, worker_title
-from menet.evaluation.scoring import evaluation_mode, require_positive
+from menet.evaluation.scoring import require_positive
+from menet.preprocessed import evaluation_mode, require_numbers
 from menet.progress import reporting
 from menet.seeding import batch_seed
 
@@ -275,7 +277,7 @@ def count_votes(
         for done in range(0, draws, together):
             count = min(together, draws - done)
             logits = model(part.repeat(count, 1, 1, 1)).unflatten(0, (count, len(part)))
-            votes = torch.nn.functional.one_hot(_checked(logits).argmax(-1), logits.shape[-1]).sum(0)
+            votes = torch.nn.functional.one_hot(require_numbers(logits).argmax(-1), logits.shape[-1]).sum(0)
             total = votes if total is None else total + votes
         assert total is not None
         parts.append(total)
@@ -303,7 +305,7 @@ def partition_certificates(
             for masks in shown.split(max(1, max_batch // len(part))):
                 repeated = part.repeat(len(masks), 1, 1, 1)
                 mask = masks.repeat_interleave(len(part), 0)[:, None].expand(repeated.shape)
-                logits = _checked(model(repeated, mask).unflatten(0, (len(masks), len(part))))
+                logits = require_numbers(model(repeated, mask).unflatten(0, (len(masks), len(part))))
                 votes.append(logits.argmax(-1))
                 classes = logits.shape[-1]
             choices.append(torch.cat(votes).T.unflatten(1, (len(partitions), cells)))
@@ -358,6 +360,7 @@ def certify(
     worker = worker or Worker.from_environment()
     model.to(device)
     examples = range_of(settings.start, settings.stop, len(dataset))
+    warn_of_missing_classes(dataset, examples.start, examples.stop)
     batch_size = settings.batch_size or min(BATCH_SIZE, len(examples))
     own = [index for index in examples if index // batch_size % worker.world == worker.rank]
     p, entries = observation(model, dataset.images.shape[1])
@@ -383,7 +386,7 @@ def certify(
         Shard(folder, evaluation, made, worker.rank) as shard,
         reporting(worker_title(LABEL, worker), len(own)) as progress,
     ):
-        progress.advance(len(shard.done.intersection(own)))
+        progress.skip(len(shard.done.intersection(own)))
         for first, missing in remaining(own, batch_size, shard.done):
             images, labels = dataset.batch(slice(first, min(first + batch_size, len(dataset))))
             seeds = {
@@ -482,10 +485,3 @@ def _require_masks(model: nn.Module) -> MENet:
             "certify the defense itself"
         )
     return model
-
-
-def _checked(logits: Float[Tensor, "draws b classes"]) -> Float[Tensor, "draws b classes"]:
-    wrong = logits.isnan().any(-1).any(0)
-    if bool(wrong.any()):
-        raise MenetError(f"the model returned NaN logits for image {int(wrong.nonzero()[0])}")
-    return logits

@@ -11,8 +11,31 @@ from menet.errors import RecordError
 from menet.evaluation import jsonl
 
 FORMAT = "menet.records/2"
+LARGEST = 10**7
+"""Of the examples of a dataset, and of a radius in pixels: what is larger is a mistake or an attack."""
 
 Row = dict[str, Any]
+
+_NUMBER = (int, float)
+_HEADER_TYPES: dict[str, Any] = {
+    "label": str, "start": int, "stop": int, "seed": int, "model": dict, "dataset": dict, "attack": dict,
+    "scoring": dict, "threat": (dict, type(None)), "fixed_draws": (dict, type(None)),
+    "gradient": (str, type(None)), "p": _NUMBER,
+}  # fmt: skip
+_INNER_TYPES: dict[str, dict[str, Any]] = {
+    "scoring": {"draws": int},
+    "threat": {"norm": str, "epsilon": (int, float, str)},
+    "dataset": {"name": str, "split": str, "class_names": list},
+    "attack": {"kind": str, "eot": (int, type(None)), "steps": (int, type(None))},
+    "model": {"defense": (dict, type(None)), "weights": (str, type(None))},
+}
+_ROW_TYPES: dict[str, Any] = {
+    "index": int, "label": int, "image": str, "seconds": _NUMBER, "queries": int, "gradients": int, "member": str,
+    "failed": bool, "unusable_gradients": bool, "perturbation": dict, "seeds": dict, "snapshots": dict,
+    "views": dict, "restarts": list, "loss_history": list, "prediction": int, "votes": int, "radius": int,
+    "counts": list, "lower_bound": _NUMBER, "runner_up": _NUMBER,
+}  # fmt: skip
+"""Fields whose values must be of a type where they are there; other fields are not looked at."""
 
 
 @dataclass(frozen=True)
@@ -195,13 +218,52 @@ def _header(path: Path, line: jsonl.Line | None) -> dict[str, Any]:
         and {"label", "start", "stop"} <= content["evaluation"].keys()
     ):
         raise RecordError(f"{path}:1 is not the header of an evaluation in the format {FORMAT}")
+    fault = _header_fault(content["evaluation"]) or _type_fault(content["made"], {"versions": dict}, "made.")
+    if fault:
+        raise RecordError(f"{path}:1 {fault}")
     return content
+
+
+def _header_fault(evaluation: Mapping[str, Any]) -> str | None:
+    fault = _type_fault(evaluation, _HEADER_TYPES)
+    for name, types in _INNER_TYPES.items():
+        if isinstance(evaluation.get(name), dict):
+            fault = fault or _type_fault(evaluation[name], types, f"{name}.")
+    if fault is None and isinstance(inner := evaluation.get("attack", {}).get("attack"), dict):
+        fault = _type_fault(inner, _INNER_TYPES["attack"], "attack.attack.")
+    if fault is None and not 0 <= evaluation["start"] <= evaluation["stop"] <= LARGEST:
+        fault = f"has the range {evaluation['start']} to {evaluation['stop']}, expected examples of a dataset"
+    return fault
+
+
+def _type_fault(values: Mapping[str, Any], types: Mapping[str, Any], prefix: str = "") -> str | None:
+    """What is wrong with the first value that is not of its type."""
+    for name, kind in types.items():
+        value = values.get(name, ...)
+        # In Python a truth value is an integer; in a record it is not.
+        if value is not ... and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
+            kinds = kind if isinstance(kind, tuple) else (kind,)
+            expected = " or ".join("null" if one is type(None) else one.__name__ for one in kinds)
+            return f"has {prefix}{name} = {value!r:.40}, expected {expected}"
+    return None
 
 
 def _fault(row: Row, evaluation: Mapping[str, Any]) -> str | None:
     for name in ("index", "label"):
         if not isinstance(row.get(name), int) or isinstance(row[name], bool):
             return f"has {name} = {row.get(name)!r:.40}, expected an integer"
+    fault = _type_fault(row, _ROW_TYPES)
+    if fault:
+        return fault
+    for name, kinds in (("restarts", int), ("counts", int), ("loss_history", _NUMBER)):
+        if not all(isinstance(one, kinds) for one in row.get(name, ())):
+            return f"has {name} = {row[name]!r:.40}, expected numbers"
+    if row.get("radius", 0) > LARGEST:
+        return f"has radius {row['radius']}, expected pixels of an image"
+    for name, one in row.get("snapshots", {}).items():
+        whole = isinstance(one, dict) and isinstance(one.get("image"), dict)
+        if not whole or _type_fault(one, {"prediction": int, "probability": _NUMBER}) or len(one) < 3:
+            return f"has a snapshot {name:.40} without its image, prediction or probability"
     if not evaluation["start"] <= row["index"] < evaluation["stop"]:
         return f"has index {row['index']}, outside {evaluation['start']} to {evaluation['stop']}"
     if isinstance(evaluation.get("scoring"), Mapping) and "adversarial" in row:

@@ -13,13 +13,15 @@ from torch import Tensor, nn
 from menet.attacks import AttackResult
 from menet.attacks.base import is_deterministic
 from menet.attacks.eot import MAX_BATCH
+from menet.data.dataset import warn_of_missing_classes
 from menet.distributed import Worker
 from menet.errors import ConfigurationError
 from menet.evaluation import provenance
 from menet.evaluation.attack_spec import AttackRun
 from menet.evaluation.records import Records, Row, Shard, batch_size_of, read, shards
-from menet.evaluation.scoring import evaluation_mode, require_positive, score
+from menet.evaluation.scoring import require_positive, score
 from menet.evaluation.snapshots import snapshot
+from menet.preprocessed import evaluation_mode
 from menet.progress import reporting
 from menet.seeding import batch_seed, derive, reseed
 
@@ -80,6 +82,7 @@ def evaluate(
         raise ConfigurationError("expected attacks with different labels, got one twice")
     device = torch.device(device)
     examples = range_of(settings.start, settings.stop, len(dataset))
+    warn_of_missing_classes(dataset, examples.start, examples.stop)
     kept = (batch_size_of(folder, run.label) for run in attacks)
     batch_size = settings.batch_size or next(filter(None, kept), None) or even(len(examples), BATCH_SIZE)
     own = [index for index in examples if index // batch_size % worker.world == worker.rank]
@@ -103,7 +106,7 @@ def evaluate(
                 Shard(folder, header, made, worker.rank) as shard,
                 reporting(worker_title(run.label, worker), len(own)) as progress,
             ):
-                progress.advance(len(shard.done.intersection(own)))
+                progress.skip(len(shard.done.intersection(own)))
                 for first, missing in remaining(own, batch_size, shard.done):
                     rows = work.rows(run, first, missing)
                     shard.append(rows)

@@ -1,17 +1,16 @@
 """What a model predicts over many fresh draws of its randomness."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from menet.attacks.base import Model
 from menet.attacks.eot import MAX_BATCH
-from menet.errors import ConfigurationError, MenetError
+from menet.errors import ConfigurationError
+from menet.preprocessed import require_numbers
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ def _score(model: Model, images: Tensor, labels: Tensor, draws: int, max_batch: 
     for done in range(0, draws, together):
         count = min(together, draws - done)
         logits = model(images.repeat(count, 1, 1, 1)).unflatten(0, (count, len(images))).double()
-        _require_numbers(logits)
+        require_numbers(logits)
         predictions.append(logits.argmax(-1))
         ranks.append(_ranks(logits, labels))
         total = logits.sum(0) if total is None else total + logits.sum(0)
@@ -99,20 +98,6 @@ def _score(model: Model, images: Tensor, labels: Tensor, draws: int, max_batch: 
         mean_rank=_ranks(mean, labels),
         mean_probability=mean.softmax(-1).gather(-1, labels[:, None])[:, 0],
     )
-
-
-@contextmanager
-def evaluation_mode(*models: Any) -> Iterator[None]:
-    """Put models in evaluation mode; on leaving, every module is back in the mode it was in."""
-    modules = [model for model in models if isinstance(model, nn.Module)]
-    modes = [(module, module.training) for model in modules for module in model.modules()]
-    try:
-        for model in modules:
-            model.eval()
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def require_positive(settings: Any, *names: str) -> None:
@@ -128,9 +113,3 @@ def _ranks(logits: Tensor, labels: Tensor) -> Tensor:
     above = (logits > logits.gather(-1, chosen)).sum(-1)
     # A tie for the first place goes to the class that is predicted.
     return above + ((above == 0) & (logits.argmax(-1) != labels))
-
-
-def _require_numbers(logits: Tensor) -> None:
-    wrong = logits.isnan().any(-1).any(0)
-    if wrong.any():
-        raise MenetError(f"the model returned NaN logits for image {int(wrong.nonzero()[0])}")

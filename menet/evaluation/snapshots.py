@@ -24,9 +24,8 @@ from menet.attacks.base import Model
 from menet.errors import RecordError
 from menet.evaluation import provenance
 from menet.evaluation.records import Records, shard_path
-from menet.evaluation.scoring import evaluation_mode
 from menet.files import write_atomically
-from menet.preprocessed import Preprocessed
+from menet.preprocessed import Preprocessed, evaluation_mode
 from menet.seeding import reseed
 
 FEATURES_SUFFIX = ".features.safetensors"

@@ -189,7 +189,7 @@ class Train(Job):
         """Optimizer steps of the whole run on a dataset of so many training images."""
         config = self.config
         limit = config.limit if self.prepared is None else self.prepared.limit
-        images = min(limit or training_images, training_images) - config.validation
+        images = min(limit or training_images, training_images) - config.held_out(training_images)
         return config.epochs * (images * self.copies // config.batch_size)
 
     @property

@@ -15,6 +15,7 @@ from menet import data
 from menet.data import Dataset
 from menet.data.dataset import SPLITS
 from menet.defense import MENet
+from menet.errors import RecordError
 from menet.evaluation.snapshots import features_of, pack, save_features, unpack
 from menet.experiments.jobs import Evaluate, Job, Train, Workspace, describe_defense
 from menet.files import write_atomically
@@ -33,7 +34,11 @@ class Measurement(Job):
 
     def result(self, workspace: Workspace) -> Any:
         """The result that was measured."""
-        return json.loads((workspace.ready(self) / "result.json").read_text("utf-8"))
+        path = workspace.ready(self) / "result.json"
+        try:
+            return json.loads(path.read_bytes())
+        except (ValueError, RecursionError) as error:
+            raise RecordError(f"{path} is damaged ({error}); remove its folder to measure it again") from error
 
     def run(self, folder: Path, workspace: Workspace) -> None:
         write_atomically(folder / "result.json", json.dumps(self.measure(workspace)))

@@ -282,9 +282,11 @@ def load_summary(workspace: Workspace, scale: str, name: str) -> dict[str, Any] 
     if not path.is_file():
         return None
     try:
-        found: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
+        found: dict[str, Any] = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
         raise RecordError(f"expected JSON in {path}: {error}") from error
+    if not isinstance(found, dict):
+        raise RecordError(f"expected a JSON object in {path}, got a {type(found).__name__}")
     if found.get("format") != FORMAT:
         raise RecordError(f"expected {path} to have the format {FORMAT}, got {found.get('format')!r:.40}")
     return found

@@ -68,7 +68,7 @@ def finished(job: Job, workspace: Workspace) -> float | None:
             marker = json.loads(read() or b"{}")
             if marker["key"] == job.key:
                 return float(marker["seconds"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             continue
     return None
 

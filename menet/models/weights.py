@@ -5,6 +5,7 @@ caller adds, by convention `dataset`, `defense` and `training`. Reading never un
 stranger can be wrong but cannot run code.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ from menet.files import replacing
 from menet.models.network import Architecture, Network
 
 KEY = "menet"
+DIGEST = "digest"
 LEFT, RIGHT = ".left", ".right"
 """Ends of the names of the two factors of a matrix."""
 PICKLE_SUFFIXES = (".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".bin")
@@ -49,8 +51,12 @@ def save(path: Location, module: nn.Module | Mapping[str, Tensor], header: Mappi
             raise CheckpointError(f"expected tensors only, got {name!r} as {type(value).__name__}")
         # safetensors refuses tensors that share memory or are not contiguous; a copy is neither.
         tensors[name] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
-    with replacing(path) as temporary:
-        save_file(tensors, temporary, metadata={KEY: text})
+    try:
+        with replacing(path) as temporary:
+            save_file(tensors, temporary, metadata={KEY: text})
+    except SafetensorError as error:
+        # A full disk, among others, is no OSError there.
+        raise CheckpointError(f"cannot write {path} ({_one_line(error)}); the previous file is kept") from error
 
 
 def load(path: Location) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -131,6 +137,39 @@ def difference(expected: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> s
         if tensor.is_floating_point() != state[name].is_floating_point():
             return f"expected {name!r} as {tensor.dtype}, got {state[name].dtype}"
     return None
+
+
+def with_digest(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> dict[str, Any]:
+    """`header` with the version, and the digest of itself and of the tensors, for `load_verified`."""
+    full = {"version": menet.__version__, **header}
+    return {**full, DIGEST: content_digest(tensors, full)}
+
+
+def load_verified(path: Location) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and the header of a file, refused if either has changed since it was written.
+
+    Files without a digest are those that `save` wrote by itself.
+    """
+    tensors, header = load(path)
+    if DIGEST in header and header[DIGEST] != content_digest(tensors, header):
+        raise CheckpointError(
+            f"{path} is damaged: its content does not match its digest; restore it from a copy or train again"
+        )
+    return tensors, header
+
+
+def content_digest(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> str:
+    """The SHA-256 of a header and of each tensor's name, dtype, shape and bytes, in the order of names."""
+    plain = {name: value for name, value in header.items() if name != DIGEST}
+    try:
+        digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode())
+    except (TypeError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"the header is not JSON: {_one_line(error)}") from error
+    for name in sorted(tensors):
+        value = tensors[name].detach().cpu().contiguous()
+        digest.update(f"\n{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def describe(module: Network) -> dict[str, Any]:

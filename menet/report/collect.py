@@ -118,16 +118,20 @@ def read_notes(path: Path) -> Notes:
     if not path.is_file():
         return Notes()
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_bytes())
+        seconds = content.get("seconds")
+        paper = tuple(PaperNumber(**one) for one in content.get("paper", ()))
+        if not all(isinstance(one, int | float) for one in (seconds or 0, *(one.accuracy for one in paper))):
+            raise ValueError("seconds and accuracies are numbers")
         return Notes(
             title=str(content.get("title", "")),
             introduction=tuple(map(str, content.get("introduction", ()))),
             meaning=tuple(map(str, content.get("meaning", ()))),
             names={str(key): str(value) for key, value in content.get("names", {}).items()},
-            paper=tuple(PaperNumber(**one) for one in content.get("paper", ())),
-            seconds=content.get("seconds"),
+            paper=paper,
+            seconds=seconds,
         )
-    except (ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise RecordError(f"expected the notes of a report in {path}: {error}") from error
 
 
@@ -141,7 +145,7 @@ def _subject(folder: Path, owner: Path, places: list[Path], notes: Notes, damage
         if any(place.glob("*.rank*.jsonl")):
             there = read_folder(place, damaged=damaged)
             certificate = there.pop(CERTIFICATE, certificate)
-            evaluations.update({label: records for label, records in there.items() if records.rows})
+            evaluations.update({label: _complete(one, place) for label, one in there.items() if one.rows})
         if (place / "audit.json").is_file():
             audit = _read_audit(place / "audit.json")
         features += [load_features(path) for path in sorted(place.glob(f"*{FEATURES_SUFFIX}"))]
@@ -150,6 +154,17 @@ def _subject(folder: Path, owner: Path, places: list[Path], notes: Notes, damage
     evaluations = dict(sorted(evaluations.items(), key=lambda pair: _strength(pair[1])))
     name = notes.names.get(relative, folder.resolve().name if relative == "." else relative)
     return Subject(name, evaluations, certificate, audit, tuple(features))
+
+
+def _complete(records: Records, place: Path) -> Records:
+    """`records`, if their header has all that tables and figures are made of."""
+    for name in ("model", "dataset", "attack", "scoring", "seed"):
+        if name not in records.evaluation:
+            raise RecordError(f"expected {name!r} in the header of the records of {records.label!r} in {place}")
+    for name, inner in (("dataset", "name"), ("dataset", "split"), ("attack", "kind"), ("scoring", "draws")):
+        if inner not in records.evaluation[name]:
+            raise RecordError(f"expected '{name}.{inner}' in the header of {records.label!r} in {place}")
+    return records
 
 
 def _strength(records: Records) -> tuple[Any, ...]:
@@ -169,10 +184,11 @@ def _strength(records: Records) -> tuple[Any, ...]:
 
 def _read_audit(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text())
-        findings = content["findings"]
-        if not all({"name", "status", "meaning", "numbers"} <= finding.keys() for finding in findings):
-            raise ValueError("a finding lacks its name, status, meaning or numbers")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        content = json.loads(path.read_bytes())
+        for finding in content["findings"]:
+            words = [finding[name] for name in ("name", "status", "meaning")]
+            if not all(isinstance(one, str) for one in words) or not isinstance(finding["numbers"], dict):
+                raise ValueError("a finding has no name, status, meaning or numbers of the right type")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RecordError(f"expected an audit in {path}: {error}") from error
     return dict(content)

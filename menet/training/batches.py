@@ -45,7 +45,13 @@ class Batches:
             count = len(prepared)
             dataset = dataset.sample(count)
         shuffled = torch.randperm(count, generator=stream(SPLIT_SEED, Stream.SPLIT))
-        held_out, chosen = shuffled[: config.validation], shuffled[config.validation :]
+        validation = config.held_out(count)
+        if validation >= count:
+            raise ConfigurationError(
+                f"expected validation < {count}, the number of training images of {config.dataset}, got "
+                f"{config.validation}; hold out fewer, or a fraction such as 0.1"
+            )
+        held_out, chosen = shuffled[:validation], shuffled[validation:]
         if config.limit is not None and config.limit > len(chosen):
             raise ConfigurationError(
                 f"expected limit <= {len(chosen)}, the training images of {config.dataset} "
@@ -58,12 +64,21 @@ class Batches:
         if config.batch_size > len(chosen):
             raise ConfigurationError(
                 f"expected batch_size <= {len(chosen)}, the number of training images, got {config.batch_size}"
+                + (f"; {len(held_out)} more are held out for validation" if len(held_out) else "")
             )
         if config.batch_size % world:
             raise ConfigurationError(
                 f"expected a batch_size that is a multiple of the {world} processes, got {config.batch_size}"
             )
         return cls(config, dataset, chosen, held_out, prepared)
+
+    def describe(self, test: Dataset) -> str:
+        """What the images are used for, in one line."""
+        divided = " (split by a hash of the file names)" if test.total is not None else ""
+        return (
+            f"{self.config.dataset}: {len(self.chosen):,} training, {len(self.held_out):,} validation and "
+            f"{len(test):,} test images{divided}; {self.steps:,} steps of {self.config.batch_size} in an epoch"
+        )
 
     @property
     def steps(self) -> int:

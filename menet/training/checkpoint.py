@@ -7,8 +7,6 @@ Both carry a digest of their content. A file may come from a stranger: reading o
 compared with its tensors before anything is allocated.
 """
 
-import hashlib
-import json
 import os
 import platform
 from collections.abc import Mapping
@@ -17,19 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
-import menet
 from menet.errors import CheckpointError, ConfigurationError, TrainingError
 from menet.models import weights
 from menet.models.registry import construct, outline
-from menet.models.weights import architecture_in
+from menet.models.weights import DIGEST, architecture_in, load_verified, with_digest
 from menet.preprocessed import Preprocessed, classifier_channels, describe, rebuild
 from menet.training.config import TrainingConfig
 
 LAST, BEST = "last.safetensors", "best.safetensors"
-DIGEST = "digest"
 
 LARGEST_SETTING = 1e9
 """Of any number among a defense's settings in a file; beyond it a number is a mistake or an attack."""
@@ -166,7 +161,14 @@ def load_model(path: str | os.PathLike[str]) -> nn.Module:
         model = rebuild(network, header.get("defense", {}), seed=None)
         _fill(model, state)
     except _UNFIT as error:
-        raise CheckpointError(f"cannot load {file}: {_one_line(error)}") from error
+        if "architecture" not in header:
+            raise CheckpointError(
+                f"{file} holds the weights of a network whose code is yours: build it behind its defense and "
+                "call `model.load(path)`, in Python or in a package.module:factory"
+            ) from error
+        own = str(error).startswith(("unknown estimator", "unknown defense", "cannot build the estimator"))
+        remedy = "; if it is your own, import its module first: menet --import MODULE …" if own else ""
+        raise CheckpointError(f"cannot load {file}: {_one_line(error)}{remedy}") from error
     return model.eval()
 
 
@@ -192,39 +194,10 @@ def weights_file(path: Path) -> Path:
 
 def save_with_digest(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
     """Write tensors and header atomically, with the digest of both in the header."""
-    full = {"version": menet.__version__, **header}
     try:
-        weights.save(path, tensors, {**full, DIGEST: content_digest(tensors, full)})
-    except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or _one_line(error)
-        raise CheckpointError(f"cannot write {path} ({reason}); the previous file is kept") from error
-
-
-def load_verified(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors and the header of a file, refused if either has changed since it was written.
-
-    Files without a digest are those that `menet.models.weights.save` wrote by itself.
-    """
-    tensors, header = weights.load(path)
-    if DIGEST in header and header[DIGEST] != content_digest(tensors, header):
-        raise CheckpointError(
-            f"{path} is damaged: its content does not match its digest; restore it from a copy or train again"
-        )
-    return tensors, header
-
-
-def content_digest(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> str:
-    """The SHA-256 of a header and of each tensor's name, dtype, shape and bytes, in the order of names."""
-    plain = {name: value for name, value in header.items() if name != DIGEST}
-    try:
-        digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode())
-    except (TypeError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"the header is not JSON: {_one_line(error)}") from error
-    for name in sorted(tensors):
-        value = tensors[name].detach().cpu().contiguous()
-        digest.update(f"\n{name} {value.dtype} {tuple(value.shape)}\n".encode())
-        digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+        weights.save(path, tensors, with_digest(tensors, header))
+    except OSError as error:
+        raise CheckpointError(f"cannot write {path} ({error.strerror}); the previous file is kept") from error
 
 
 def model_tensors(tensors: Mapping[str, Tensor], kind: str = "model") -> dict[str, Tensor]:
@@ -303,7 +276,11 @@ def _restore(state: TrainState, tensors: Mapping[str, Tensor], progress: Mapping
     for name, generator in state.generators.items():
         generator.set_state(tensors[f"generator.{name}"])
     for one in fields(Progress):
-        setattr(state.progress, one.name, progress[one.name])
+        value = progress[one.name]
+        expected = int if one.type is int else float | None if one.name in ("best", "robust") else int | float
+        if isinstance(value, bool) or not isinstance(value, expected) or (value is not None and not value >= 0):
+            raise ValueError(f"expected progress.{one.name} >= 0, got {value!r:.40}")
+        setattr(state.progress, one.name, value)
 
 
 def _finite_weights(model: nn.Module, where: str) -> dict[str, Tensor]:

@@ -84,8 +84,9 @@ class TrainingConfig:
     """An epoch shows every estimate of a prepared set, as in the paper's Algorithm 1, not one for each image."""
     limit: int | None = None
     """Train on a stratified sample of this many images; all if None."""
-    validation: int = 0
-    """Training images held out to select the best epoch. With 0 the last epoch is the best."""
+    validation: int | float = 0
+    """Training images held out to select the best epoch; below 1, the fraction of them. With 0 the last epoch is
+    the best."""
     guard: int = 200
     """Steps between checks for catastrophic overfitting, on validation images; 0 for none.
 
@@ -113,13 +114,14 @@ class TrainingConfig:
             ("batch_size", 1),
             ("steps", 1),
             ("eot", 1),
-            ("validation", 0),
             ("guard", 0),
             ("seed", 0),
         ):
             _check_integer(name, getattr(self, name), least)
         if self.limit is not None:
             _check_integer("limit", self.limit, 1)
+        if not (isinstance(self.validation, float) and 0 <= self.validation < 1):
+            _check_integer("validation", self.validation, 0, ", or a fraction below 1")
         for name in ("learning_rate", "step_size"):
             _check_number(name, getattr(self, name), positive=True)
         if self.clip_gradient is not None:
@@ -161,6 +163,12 @@ class TrainingConfig:
         # Defaults are written out, so that a later change of a default does not change this run.
         object.__setattr__(self, "defense", describe(module))
         object.__setattr__(self, "milestones", tuple(self.milestones))
+
+    def held_out(self, images: int) -> int:
+        """How many of `images` training images are held out for validation."""
+        if isinstance(self.validation, float):
+            return max(1, round(self.validation * images)) if self.validation else 0
+        return self.validation
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values; the inverse of `from_dict`."""
@@ -221,9 +229,9 @@ def me_net(
     return {"name": "me-net", "estimator": {"name": estimator}, "p": plain, **settings}
 
 
-def _check_integer(name: str, value: object, least: int) -> None:
+def _check_integer(name: str, value: object, least: int, otherwise: str = "") -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigurationError(f"expected an integer {name} >= {least}, got {value!r}")
+        raise ConfigurationError(f"expected an integer {name} >= {least}{otherwise}, got {value!r}")
 
 
 def _check_number(name: str, value: object, *, positive: bool) -> None:

@@ -3,12 +3,15 @@
 import json
 import math
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -168,6 +171,8 @@ def train(
     with joined(device) as worker:
         batches = Batches.of(config, None if root is None else Path(root), worker.world)
         test_set = data.load(config.dataset, "test", root)
+        if worker.first:
+            print(batches.describe(test_set), file=sys.stderr)
         with _started(config, Path(folder), worker, batches, saving or Saving()) as run:
             while run.state.progress.epoch < config.epochs:
                 _epoch(run)
@@ -224,9 +229,10 @@ def _epoch(run: Run) -> None:
     saved = time.monotonic()
     with (
         _reporting(f"epoch {progress.epoch + 1} of {config.epochs}", batches.steps, run.worker) as reporter,
+        _interrupts_wait() as interrupts,
         batches.ahead(progress.epoch, progress.step, drawn_from, run.worker, defense) as ready,
     ):
-        reporter.advance(progress.step)
+        reporter.skip(progress.step)
         for images, labels in ready:
             learning_rate = learning_rate_at(config, run.step, batches.steps)
             for group in state.optimizer.param_groups:
@@ -262,6 +268,10 @@ def _epoch(run: Run) -> None:
                 _guard(run)
             shown: dict[str, Any] = {"accuracy": f"{progress.correct / progress.seen:.2%}", **run.pace}
             reporter.advance(loss=progress.loss / progress.seen, **shown)
+            if interrupts:
+                if run.log is not None:
+                    save_checkpoint(run.folder / LAST, config, state)
+                raise KeyboardInterrupt
             if run.log is None:
                 continue
             if run.step % run.saving.log_steps == 0:
@@ -376,8 +386,9 @@ def _test(run: Run, test_set: data.Dataset) -> TrainingResult:
     known = torch.zeros(2, dtype=torch.float64, device=run.worker.device)
     if run.log is not None:
         for row in read_log(run.folder):
-            if row["kind"] == "test" and isinstance(row.get("accuracy"), float) and row.get("epoch"):
-                known[0], known[1] = row["epoch"], row["accuracy"]
+            epoch, found = row.get("epoch"), row.get("accuracy")
+            if row["kind"] == "test" and type(epoch) is int and type(found) is float and 0 <= found <= 1:
+                known[0], known[1] = epoch, found
     epoch, test_accuracy = run.worker.total(known).tolist()
     if not epoch:
         epoch = load_weights(run.folder / BEST, run.state.judged)["epoch"]
@@ -387,6 +398,30 @@ def _test(run: Run, test_set: data.Dataset) -> TrainingResult:
         if run.log is not None:
             run.log.write("test", run.step, epoch=epoch, accuracy=test_accuracy, images=len(test_set))
     return TrainingResult(run.folder, int(epoch), test_accuracy)
+
+
+@contextmanager
+def _interrupts_wait() -> Iterator[list[int]]:
+    """Ctrl-C inside the block is noted in the list that is yielded; a second one does not wait.
+
+    Between two steps, and only there, a checkpoint is one that a run resumes from to the same bits.
+    """
+    noted: list[int] = []
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield noted
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if noted:
+            before(number, frame)
+        noted.append(number)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield noted
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _lock(folder: Path, worker: Worker, stack: ExitStack) -> None:

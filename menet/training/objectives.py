@@ -5,8 +5,6 @@ Each is a small callable from a batch to its loss. How gradients pass the defens
 defense's own setting.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -16,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from menet.attacks import PGD, ThreatModel
-from menet.attacks.base import Queries
+from menet.attacks.base import Queries, frozen_batchnorm
 from menet.attacks.eot import MAX_BATCH, ExpectedLoss
 from menet.attacks.losses import CROSS_ENTROPY
 from menet.distributed import Worker
@@ -211,21 +209,3 @@ def smoothed_cross_entropy(
 ) -> Float[Tensor, ""]:
     """Mean cross-entropy to targets of which `smoothing` is spread evenly over the classes."""
     return functional.cross_entropy(logits, labels, label_smoothing=smoothing)
-
-
-@contextmanager
-def frozen_batchnorm(model: nn.Module) -> Iterator[None]:
-    """Batch normalization in evaluation mode, everything else in the mode it is in.
-
-    Otherwise the attack's iterates, which the network is not trained on, would enter the running statistics it
-    is evaluated with. The defense keeps drawing from its training schedule.
-    """
-    layers = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
-    modes = [layer.training for layer in layers]
-    try:
-        for layer in layers:
-            layer.eval()
-        yield
-    finally:
-        for layer, mode in zip(layers, modes, strict=True):
-            layer.train(mode)

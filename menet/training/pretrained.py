@@ -130,10 +130,17 @@ def training_of(run: str | os.PathLike[str]) -> dict[str, Any]:
         made |= {"packed": header["packed"]} if "packed" in header else {}
     else:
         if (path / "config.json").is_file():
-            made = {"config": json.loads((path / "config.json").read_text(encoding="utf-8"))}
+            made = {"config": _config(path / "config.json")}
         times = [(path / name).stat().st_mtime for name in ("config.json", LAST) if (path / name).is_file()]
         seconds = round(max(times) - min(times)) if times else None
     return {**made, "seconds": seconds} if seconds else made
+
+
+def _config(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"expected a JSON object in {path}: {error}; restore it or remove it") from error
 
 
 def dataset_of(path: Path) -> str | None:

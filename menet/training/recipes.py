@@ -31,6 +31,10 @@ LINF_8: dict[str, Any] = {"norm": "linf", "epsilon": 8 / 255, "steps": 7, "step_
 LINF_MNIST: dict[str, Any] = {"norm": "linf", "epsilon": 0.3, "steps": 40, "step_size": 0.01}
 """The paper's training attack on MNIST, after Madry et al."""
 LINF_MNIST_SHORT: dict[str, Any] = {**LINF_MNIST, "steps": 10, "step_size": 0.075}
+HELD_OUT = 0.1
+"""Fraction of a folder's training images that is held out for validation."""
+STEPS, SMALLEST_BATCH = 25, 8
+"""Least number of steps in an epoch on a folder of images, and the smallest batch that this may lead to."""
 PAPER: dict[str, Any] = {
     "optimizer": "sgd",
     "momentum": 0.9,
@@ -157,13 +161,34 @@ RECIPES: dict[tuple[str, str], Callable[[], TrainingConfig]] = {
 }
 
 
-def by_name(dataset: str, kind: Kind = "short") -> TrainingConfig:
-    """The recipe for a dataset; a folder of images gets Tiny-ImageNet's."""
-    name = "tiny-imagenet" if dataset.partition(":")[0] == "folder" else dataset
+def by_name(dataset: str, kind: Kind = "short", images: int | None = None) -> TrainingConfig:
+    """The recipe for a dataset; a folder of images gets Tiny-ImageNet's, fitted to its number of `images`."""
+    folder = dataset.partition(":")[0] == "folder"
+    name = "tiny-imagenet" if folder else dataset
     if (name, kind) not in RECIPES:
         known = ", ".join(f"{kind} for {name}" for name, kind in RECIPES)
         raise ConfigurationError(f"unknown recipe {kind!r} for dataset {dataset!r}; choose from {known}")
-    return replace(RECIPES[name, kind](), dataset=dataset)
+    recipe = replace(RECIPES[name, kind](), dataset=dataset)
+    return sized(recipe, images) if folder else recipe
+
+
+def sized(config: TrainingConfig, images: int | None = None) -> TrainingConfig:
+    """A recipe for a training set of `images`, however small; None for one that is large.
+
+    A tenth of the images are held out where the recipe holds out any. Batches are halved until an epoch has some
+    25 steps, and the learning rate with them (Goyal et al. 2017).
+    """
+    if config.validation:
+        config = replace(config, validation=HELD_OUT)
+    if images is None:
+        return config
+    left, batch_size = images - config.held_out(images), config.batch_size
+    while batch_size > SMALLEST_BATCH and left < STEPS * batch_size:
+        batch_size //= 2
+    batch_size = max(1, min(batch_size, left))
+    return replace(
+        config, batch_size=batch_size, learning_rate=config.learning_rate * batch_size / config.batch_size
+    )
 
 
 def cores(

@@ -247,16 +247,17 @@ def test_determinism_is_exact_equality(plain, masked, right):
     assert not is_deterministic(drifting, right[0])
 
 
-def test_a_model_in_training_mode_is_used_in_that_mode(right):
+def test_a_model_in_training_mode_keeps_its_statistics_and_its_mode(right):
     images, labels = right
     torch.manual_seed(0)
     model = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(784, 10)).train()
-    FGSM(threat=THREAT, eot=1)(model, images, labels)
-    assert model.training
-    assert int(model[0].num_batches_tracked) == 1
-    model.eval()
-    FGSM(threat=THREAT, eot=1)(model, images, labels)
-    assert int(model[0].num_batches_tracked) == 1
+    with pytest.warns(UserWarning, match=r"in training mode.*call model\.eval\(\) first"):
+        found = FGSM(threat=THREAT, eot=1)(model, images, labels)
+    assert all(module.training for module in model.modules())
+    assert int(model[0].num_batches_tracked) == 0
+    with warnings.catch_warnings(action="error"):
+        evaluated = FGSM(threat=THREAT, eot=1)(model.eval(), images, labels)
+    assert torch.equal(found.images, evaluated.images)
 
 
 def test_a_result_prints_a_summary(plain, right):

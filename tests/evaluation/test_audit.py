@@ -1,6 +1,8 @@
 """The audit passes an honest evaluation, and catches each planted fault."""
 
+import copy
 import json
+import re
 import sys
 from dataclasses import dataclass
 
@@ -9,7 +11,7 @@ import torch
 from evaluation_models import THREAT, network
 from torch import Tensor, nn
 
-from menet import cli
+from menet import cli, progress
 from menet.attacks import PGD, AttackResult, ThreatModel
 from menet.errors import ConfigurationError
 from menet.evaluation import AuditSettings, audit, score
@@ -274,6 +276,80 @@ def test_settings_that_cannot_work_are_refused(plain, some):
         audit(plain, some[0][:0], some[1][:0])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("which", ["deterministic", "random"])
+def test_the_time_left_is_estimated_by_counted_passes(plain, defended, some, which, monkeypatch, capsys):
+    """By a clock that only forward passes and gradients move, it is right from the first lines on."""
+    model = copy.deepcopy(plain if which == "deterministic" else defended)
+    now, lines = [0.0], []
+
+    def tick(_, arguments):
+        (images, *_) = arguments
+        now[0] += 0.01 * len(images) * (2 if images.requires_grad and torch.is_grad_enabled() else 1)
+
+    model.register_forward_pre_hook(tick)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 1.0)
+    monkeypatch.setattr(progress, "format_duration", lambda seconds: lines.append((now[0], seconds)) or "some")
+    settings = AuditSettings(**{**vars(SETTINGS), "max_queries": 20, "draws": 10, "steps": 6})
+    audit(model, some[0][:5], some[1][:5], settings)
+    end = now[0]
+    assert len(lines) >= 5
+    wrong = [(when, left, end - when) for when, left in lines if not 0.7 < (when + left) / end < 1.4]
+    assert wrong == []
+    assert re.search(r"audit \(forward passes\): [\d,.]+/[\d,.]+, some left, check \w+", capsys.readouterr().err)
+
+
+def test_checks_of_what_is_no_module_are_counted_one_by_one(plain, some, monkeypatch, capsys):
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
+    checks = {name: CHECKS[name] for name in ("reproducibility", "own generator", "gradients")}
+    audit(lambda images: plain(images), some[0][:2], some[1][:2], SETTINGS, checks=checks)
+    told = capsys.readouterr().err
+    assert "audit (forward passes): 6/14" in told, told
+    assert "audit (forward passes): 14/14" in told, told
+
+
+@pytest.mark.slow
+def test_an_audit_resumes_with_what_was_kept(defended, some, capsys):
+    """The other findings are those of an audit that was never interrupted."""
+    names = ("reproducibility", "threat model", "fresh scoring", "noise", "steps", "low frequencies")
+    checks = {name: CHECKS[name] for name in names}
+    examples = (some[0][:8], some[1][:8])
+    kept: list[list] = []
+    whole = audit(defended, *examples, SETTINGS, checks=checks, keep=kept.append)
+    assert [len(one) for one in kept] == [1, 2, 3, 4, 5, 6]
+    assert kept[-1] == whole
+
+    def must_not_run(_):
+        raise AssertionError("a finished check ran again")
+
+    again = {**dict.fromkeys(names[:3], must_not_run), **{name: CHECKS[name] for name in names[3:]}}
+    assert audit(defended, *examples, SETTINGS, checks=again, finished=kept[2]) == whole
+
+
+def test_gradients_that_are_too_weak_are_told_with_the_remedy(plain, some):
+    """A defense whose BPDA is useless: the check names the option that passes, and with it passes."""
+
+    class Careless(nn.Module):
+        def __init__(self, gradient: str) -> None:
+            super().__init__()
+            self.classifier, self.gradient = plain, gradient
+
+        def forward(self, images: Tensor) -> Tensor:
+            # As BPDA with a bad surrogate: the gradient of mirrored images.
+            seen = images if self.gradient == "exact" else images.flip(-1) + (images - images.flip(-1)).detach()
+            return self.classifier(seen)
+
+        def with_gradient(self, gradient: str) -> "Careless":
+            return Careless(gradient).eval()
+
+    finding = found(Careless("bpda"), some, checks=("exact and BPDA",))["exact and BPDA"]
+    assert finding.status == "fail"
+    assert "To pass" in finding.meaning
+    assert "--gradient exact" in finding.meaning
+    assert found(Careless("exact"), some, checks=("exact and BPDA",))["exact and BPDA"].status == "pass"
+
+
 FACTORY = """
 import torch
 from torch import nn
@@ -329,6 +405,48 @@ def test_the_command_audits_a_users_own_model(workplace, capsys):
     assert run("their_models:Blind") == 1
     assert "fail" in capsys.readouterr().out
     assert (workplace / "runs" / "their_models.Blind" / "audit.json").is_file()
+
+
+@pytest.mark.slow
+def test_an_interrupted_command_keeps_the_findings_of_finished_checks(workplace, capsys, monkeypatch):
+    calls = []
+
+    def interrupted(audited):
+        calls.append("interrupted")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setitem(CHECKS, "epsilon", interrupted)
+        assert run("their_models:honest", "--out", "found.json") == 130
+    assert "the findings of finished checks are kept; rerun the same command to resume" in capsys.readouterr().err
+    kept = workplace / "found.unfinished.json"
+    before = json.loads(kept.read_text())["findings"]
+    assert [one["name"] for one in before] == list(CHECKS)[: list(CHECKS).index("epsilon")]
+    monkeypatch.setitem(CHECKS, "gradients", lambda _: pytest.fail("a finished check ran again"))
+    assert run("their_models:honest", "--out", "found.json") == 0
+    after = json.loads((workplace / "found.json").read_text())["findings"]
+    assert after[: len(before)] == before
+    assert not kept.exists()
+    assert run("their_models:honest", "--gradient", "exact") == 2
+    assert "--gradient exact needs a model with preprocessing, got a Half" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", ["damaged", "other seed"])
+def test_kept_findings_of_another_audit_or_damaged_ones_are_not_used(workplace, capsys, monkeypatch, change):
+    def interrupted(audited):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setitem(CHECKS, "threat model", interrupted)
+        assert run("their_models:honest", "--out", "found.json") == 130
+    kept, other = workplace / "found.unfinished.json", []
+    if change == "damaged":
+        kept.write_bytes(kept.read_bytes().replace(b'"pass"', b'"fail"'))
+    else:
+        other = ["--seed", "1"]
+    assert run("their_models:honest", "--out", "found.json", *other) == 0
+    assert "fail" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,17 @@
 """`menet evaluate` and `menet certify` on a run folder, as a user calls them."""
 
 import json
+import re
+import sys
+import warnings
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 from menet import cli
+from menet.data.dataset import DataWarning, warn_of_missing_classes
 from menet.defense import MENet
 from menet.estimators import USVT
 from menet.evaluation import read_folder
@@ -178,3 +183,110 @@ def test_bad_use_is_one_line(run, capsys, words, message):
     assert cli.main(words) == 2
     told = capsys.readouterr().err.strip()
     assert message in told.splitlines()[-1]
+
+
+OWN = """
+from dataclasses import dataclass
+import torch
+import menet
+
+@menet.estimators.register("row-mean-of-mine")
+@dataclass(frozen=True)
+class RowMean:
+    def __call__(self, x, mask):
+        mean = (x * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp_min(1)
+        return torch.where(mask, x, mean)
+
+class Noise(menet.Preprocessed):
+    name = "noise-of-mine"
+
+    def __init__(self, classifier, sigma=0.1, gradient="exact", seed=0):
+        super().__init__(classifier, gradient, seed)
+        self.sigma = sigma
+
+    def preprocess(self, images, generator):
+        return images + self.sigma * torch.randn(images.shape, generator=generator)
+
+    def settings(self):
+        return {"sigma": self.sigma, "gradient": self.gradient}
+
+@dataclass(frozen=True, kw_only=True)
+class Lighter(menet.attacks.Attack):
+    threat: menet.ThreatModel = menet.ThreatModel("linf", 0.1)
+
+    def run(self, task):
+        return task.result((task.images + self.threat.epsilon).clamp(0, 1))
+"""
+
+
+@pytest.mark.slow
+def test_an_estimator_a_defense_and_an_attack_of_your_own(tmp_path, monkeypatch, capsys):
+    """As a new user would have them: in a file of the current folder."""
+    from menet.estimators import ESTIMATORS
+    from menet.preprocessed import Preprocessed
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if one not in ("", str(tmp_path))])
+    (tmp_path / "mine.py").write_text(OWN)
+    (tmp_path / "broken.py").write_text("def (")
+
+    def forget() -> None:
+        sys.modules.pop("mine", None)
+        ESTIMATORS.pop("row-mean-of-mine", None)
+        Preprocessed.kinds.pop("noise-of-mine", None)
+
+    quick = ["--model", "small", "--limit", "32", "--batch-size", "16", "--epochs", "1", "--validation", "0"]
+    try:
+        for options in (["--defense", "me-net", "--estimator", "mine:RowMean"], ["--defense", "mine:Noise"]):
+            assert cli.main(["train", "digits", *quick, *options]) == 0
+        own, noisy = (tmp_path / "runs" / f"digits-{name}-standard" for name in ("me-net", "noise-of-mine"))
+        assert json.loads((own / "config.json").read_text())["defense"]["estimator"]["name"] == "row-mean-of-mine"
+        forget()
+        capsys.readouterr()
+        for run in (own, noisy):
+            assert cli.main(["evaluate", str(run)]) == 2, "loading a file imports nothing"
+            told = capsys.readouterr().err
+            assert "if it is your own, import its module first: menet --import MODULE" in told
+            assert len(told.strip().splitlines()) == 1
+        few = ["--attacks", "mine:Lighter", "--stop", "3", "--draws", "2"]
+        assert cli.main(["--import", "mine", "evaluate", str(own), *few]) == 0
+        assert cli.main(["--import", "mine", "evaluate", str(noisy), *few]) == 0
+        assert read_folder(noisy / "evaluation")["mine:Lighter"].evaluation["attack"]["kind"] == "Lighter"
+        capsys.readouterr()
+        for words, message in (
+            (["train", "digits", "--defense", "mine:RowMean"], "derive its class from menet.Preprocessed"),
+            (
+                ["train", "digits", "--defense", "me-net", "--estimator", "mine:Noise"],
+                "estimators.register('name')",
+            ),
+            (["train", "digits", "--defense", "mine:absent"], "cannot be imported"),
+            (["--import", "broken", "train", "digits"], "cannot be imported: it raised SyntaxError"),
+            (["evaluate", str(own), "--attacks", "broken:Attack"], "SyntaxError"),
+        ):
+            assert cli.main(words) == 2
+            told = capsys.readouterr().err.strip()
+            assert message in told
+            assert len(told.splitlines()) == 1
+    finally:
+        forget()
+
+
+@pytest.mark.slow
+def test_a_range_that_misses_classes_says_so(run, capsys):
+    """Three digits are not ten classes: evaluate, certify and audit tell it in one line."""
+    few = ["--data", "digits"]
+    for words in (
+        ["evaluate", str(run), *few, "--attacks", "fgsm", "--stop", "3", "--draws", "1"],
+        ["certify", str(run), *few, "--stop", "3", "--selection", "2", "--estimation", "5"],
+    ):
+        assert cli.main(words) == 0
+        told = capsys.readouterr().err
+        assert re.search(r"examples 0 to 2 of digits hold \d of its 10 classes \(none of .*, …\)", told)
+
+
+def test_a_range_with_all_classes_is_not_mentioned(digits):
+    few = replace(digits, name="few", labels=torch.tensor([0, 1, 0, 2]), classes=("cat", "dog", "owl"))
+    with warnings.catch_warnings(action="error"):
+        warn_of_missing_classes(few, 0, 4)
+    with pytest.warns(DataWarning, match=r"examples 0 to 2 of few hold 2 of its 3 classes \(none of owl\)"):
+        warn_of_missing_classes(few, 0, 3)

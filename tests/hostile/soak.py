@@ -1,9 +1,14 @@
-"""`make soak`: thousands of damaged files, kills and full disks; prints a table, and can put it into a document.
+"""`make soak`: thousands of damaged files, kills, full disks and races, counted; the table goes into a document.
 
-    python tests/hostile/soak.py [--mutations 500] [--kills 20] [--write docs/reliability.md]
+    python tests/hostile/soak.py                              all of it, hours of processor time
+    python tests/hostile/soak.py --size 5                     a small try
+    python tests/hostile/soak.py --only kill-train two-at-once
+    python tests/hostile/soak.py --write docs/reliability.md  also replace the table there
 
 Every case must end in the project's own error, or in a right answer; anything else is a finding, printed with
-what is needed to repeat it. The exit code is 1 if there are findings.
+what is needed to repeat it. Counts are kept in a file and belong to one state of the sources: stopped and started
+again, a stage continues with its next case, and each run adds to the same table. The exit code is 1 if there are
+findings.
 """
 
 import argparse
@@ -22,30 +27,149 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "data")]
 
+from menet.errors import MenetError  # noqa: E402 (from this tree)
+from menet.files import write_atomically  # noqa: E402
+from menet.progress import Reporter, format_duration, reporting  # noqa: E402
+
 MEMORY = 3 * 2**30
 """Bytes that a case may take beyond what is there before it."""
 SECONDS = 30
+"""Seconds that reading one file may take."""
 BEGIN, END = "<!-- soak -->", "<!-- /soak -->"
-TRAIN = ("train", "digits", "--limit", "300", "--epochs", "3", "--batch-size", "50", "--defense", "me-net")
+SIZE = 500
+KILLS_PER_MUTATION = 20 / 500
+DISK = "20m"
+TRAIN = (
+    "train", "digits", "--limit", "300", "--epochs", "3", "--batch-size", "50", "--defense", "me-net",
+    "--model", "small",
+)  # fmt: skip
+"""A network of which checkpoints fit the small disk several times."""
+
+Words = tuple[str, ...]
+
+
+def commands(run: Path) -> dict[str, Callable[[Path], Words]]:
+    """The commands that work long and are safe to interrupt, each by the folder that it writes."""
+    on = str(run)
+    return {
+        "prepare": lambda out: (
+            "prepare", "digits", "--limit", "400", "--per-shard", "40", "--masks", "4", "--out", str(out),
+        ),
+        "train": lambda out: (*TRAIN, "--out", str(out)),
+        "evaluate": lambda out: (
+            "evaluate", on, "--attacks", "pgd:steps=5", "--stop", "60", "--batch-size", "10", "--draws", "5",
+            "--out", str(out),
+        ),
+        "certify": lambda out: (
+            "certify", on, "--stop", "20", "--batch-size", "4", "--selection", "10", "--estimation", "100",
+            "--out", str(out),
+        ),
+        "audit": lambda out: (
+            "audit", on, "--quick", "--examples", "6", "--steps", "4", "--eot", "2", "--draws", "5",
+            "--out", str(out / "audit.json"),
+        ),
+        "reproduce": lambda out: (
+            "reproduce", "table15", "--scale", "smoke", "--match", "0.4→0.6", "--examples", "8",
+            "--without-extensions", "--workers", "1", "--out", str(out),
+        ),
+    }  # fmt: skip
 
 
 @dataclass
 class Tally:
-    """What was tried of one kind, what survived, and what did not."""
+    """What was tried of one kind, what did not survive, and the processor time of it."""
 
     name: str
     tried: int = 0
     findings: list[str] = field(default_factory=list)
+    seconds: float = 0.0
 
     def row(self) -> str:
         return f"| {self.name} | {self.tried:,} | {self.tried - len(self.findings):,} | {len(self.findings)} |"
+
+
+class Counts:
+    """The tallies of one state of the sources, in a file that is written after every second."""
+
+    def __init__(self, file: Path) -> None:
+        self.file, self.sources, self.tallies = file, fingerprint(), dict[str, Tally]()
+        self.saved = time.monotonic()
+        if not file.is_file():
+            return
+        found = json.loads(file.read_text(encoding="utf-8"))
+        if found["sources"] != self.sources:
+            print(f"the sources have changed since {file} was written: counting from 0", file=sys.stderr)
+            return
+        self.tallies = {one["name"]: Tally(**one) for one in found["tallies"]}
+
+    @contextlib.contextmanager
+    def cases(self, name: str, count: int) -> Iterator[Iterator[tuple[int, random.Random, list[str]]]]:
+        """The cases of a kind that are left: the number of each, its own randomness, and where findings go."""
+        tally = self.tallies.setdefault(name, Tally(name))
+
+        def left(progress: Reporter) -> Iterator[tuple[int, random.Random, list[str]]]:
+            progress.skip(tally.tried)
+            while tally.tried < count:
+                found, began = list[str](), processor_time()
+                yield tally.tried, random.Random(f"{name}: {tally.tried}"), found
+                tally.findings += [f"case {tally.tried}: {one}" for one in found]
+                tally.tried += 1
+                tally.seconds += processor_time() - began
+                if time.monotonic() - self.saved > 1:
+                    self.save()
+                progress.advance(1, findings=str(len(tally.findings)))
+
+        try:
+            with reporting(name, count) as progress:
+                yield left(progress)
+        finally:
+            self.save()
+        print(f"{tally.row()}  {format_duration(tally.seconds)} of processor time", flush=True)
+        for finding in tally.findings[:5]:
+            print(f"    {finding}", flush=True)
+
+    def save(self) -> None:
+        tallies = [asdict(one) for one in self.tallies.values()]
+        write_atomically(self.file, json.dumps({"sources": self.sources, "tallies": tallies}, indent=1))
+        self.saved = time.monotonic()
+
+    def total(self) -> Tally:
+        every = list(self.tallies.values())
+        findings = [f"{one.name}, {finding}" for one in every for finding in one.findings]
+        return Tally("**all**", sum(one.tried for one in every), findings, sum(one.seconds for one in every))
+
+    def table(self) -> str:
+        lines = ["| what | tried | survived | findings |", "|---|---:|---:|---:|"]
+        lines += [one.row() for one in (*self.tallies.values(), self.total())]
+        spent = format_duration(self.total().seconds)
+        when = time.strftime("%Y-%m-%d")
+        return "\n".join([*lines, "", f"Sources `{self.sources[:12]}`, {when}, {spent} of processor time."])
+
+    def write(self, document: Path) -> None:
+        text = document.read_text(encoding="utf-8")
+        before, after = text.split(BEGIN)[0], text.split(END)[1]
+        write_atomically(document, f"{before}{BEGIN}\n{self.table()}\n{END}{after}")
+
+
+def fingerprint() -> str:
+    """A hash of the package and of this program: counts of other sources prove nothing about these."""
+    digest = hashlib.sha256()
+    for path in (*sorted((ROOT / "menet").rglob("*.py")), Path(__file__)):
+        digest.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def processor_time() -> float:
+    used = [resource.getrusage(kind) for kind in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 class TooSlow(Exception):
@@ -90,50 +214,70 @@ def damaged(content: bytes, chance: random.Random) -> bytes:
     return bytes(changed)
 
 
-def mutate(name: str, file: Path, use: Callable[[], Any], mutations: int, loses: bool = False) -> Tally:
+def mutate(
+    counts: Counts, name: str, file: Path, use: Callable[[], Any], mutations: int, loses: bool = False
+) -> None:
     """Damage `file` again and again; `use` must refuse it, or return what it returns of the intact one.
 
     With `loses` another answer is allowed: the format has no checksum of its own.
     """
-    from menet.errors import MenetError
-
-    tally, intact, chance = Tally(name), file.read_bytes(), random.Random(name)
-    expected = use()
-    for number in range(mutations):
-        content = damaged(intact, chance)
-        file.write_bytes(content)
-        tally.tried += 1
-        try:
-            with (
-                warnings.catch_warnings(action="ignore"),
-                bounded(),
-                contextlib.redirect_stdout(io.StringIO()),
-                contextlib.redirect_stderr(io.StringIO()),
-            ):
-                found = use()
-            if content != intact and found != expected and not loses:
-                tally.findings.append(f"{name}, case {number}: accepted with another content")
-        except MenetError:
-            pass
-        except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
+    intact = file.read_bytes()
+    with warnings.catch_warnings(action="ignore"):
+        expected = use()
+    with counts.cases(name, mutations) as cases:
+        for _, chance, findings in cases:
+            content = damaged(intact, chance)
+            file.write_bytes(content)
+            try:
+                with (
+                    warnings.catch_warnings(action="ignore"),
+                    bounded(),
+                    contextlib.redirect_stdout(io.StringIO()),
+                    contextlib.redirect_stderr(io.StringIO()),
+                ):
+                    found = use()
+                if content != intact and found != expected and not loses:
+                    findings.append("accepted with another content")
+            except MenetError:
+                pass
+            except KeyboardInterrupt:
                 raise
-            tally.findings.append(f"{name}, case {number}: {type(error).__name__}: {error!s:.200}")
+            except BaseException as error:
+                findings.append(f"{type(error).__name__}: {error!s:.200}")
     file.write_bytes(intact)
-    return tally
 
 
-def menet(*arguments: str, **options: Any) -> "subprocess.Popen[str]":
+def menet(words: Words, **options: Any) -> "subprocess.Popen[str]":
     """One command, in a process of its own with one thread."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **options.pop("environment", {})}
     return subprocess.Popen(
-        [sys.executable, "-m", "menet.cli", *arguments],
-        cwd=ROOT, env=environment, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, **options,
+        [sys.executable, "-m", "menet.cli", *words],
+        cwd=ROOT, env=environment, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        start_new_session=True, **options,
     )  # fmt: skip
 
 
+def finished(words: Words, **options: Any) -> tuple[int, str]:
+    """The exit code of a command that is left alone, and what it said on standard error."""
+    process = menet(words, **options)
+    told = process.communicate()[1]
+    return process.returncode, told.strip()
+
+
+def succeeded(words: Words, code: int) -> bool:
+    """Whether an exit code is that of a command that did its work; an audit may find that checks fail."""
+    return code == 0 or (words[0] == "audit" and code == 1)
+
+
+def killed(process: "subprocess.Popen[str]") -> None:
+    """Kill a process and its children."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
 def outcome(folder: Path) -> str:
-    """A hash of what a command has produced: weights, and rows without their times."""
+    """A hash of what a command has produced: weights, estimates, findings, and rows without their times."""
     from menet.evaluation import jsonl
     from menet.models import weights
 
@@ -150,213 +294,305 @@ def outcome(folder: Path) -> str:
                 if "index" in line
             )
             digest.update("\n".join(rows).encode())
+        elif path.name == "audit.json":
+            digest.update(json.dumps(json.loads(path.read_text())["findings"], sort_keys=True).encode())
         elif path.suffix == ".npy":
             digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
-def kills(name: str, command: Callable[[Path], tuple[str, ...]], work: Path, count: int) -> Tally:
-    """Kill a command at random moments, let it resume, and compare with an undisturbed one."""
-    tally, chance = Tally(f"kill −9: {name}"), random.Random(name)
-    whole = work / f"{name}-whole"
-    began = time.monotonic()
-    if menet(*command(whole)).wait() != 0:
-        tally.tried, tally.findings = 1, [f"{name}: fails undisturbed"]
-        return tally
-    seconds, expected = time.monotonic() - began, outcome(whole)
-    for number in range(count):
-        folder = work / f"{name}-{number}"
-        process = menet(*command(folder))
-        moment = chance.random() * seconds
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(moment)
-        process.kill()
-        process.communicate()
-        again = menet(*command(folder))
-        told = again.communicate()[1]
-        tally.tried += 1
-        if again.returncode != 0 or outcome(folder) != expected:
-            why = told.strip().splitlines()[-1:] or ["another outcome"]
-            tally.findings.append(f"{name} killed after {moment:.2f} s: {why[0]}")
-        shutil.rmtree(folder, ignore_errors=True)
-    return tally
+class Soak:
+    """All stages, in a working folder."""
+
+    def __init__(self, work: Path, counts: Counts, mutations: int, kills: int) -> None:
+        self.work, self.counts, self.mutations, self.kills = work, counts, mutations, kills
+        self._undisturbed: dict[str, tuple[float, str]] = {}
+
+    @cached_property
+    def run(self) -> Path:
+        """A trained run that was not disturbed, which most commands work on."""
+        folder = self.work / "run"
+        code, told = finished((*TRAIN, "--out", str(folder)))
+        if code:
+            raise SystemExit(f"menet train fails undisturbed: {told}")
+        return folder
+
+    def undisturbed(self, name: str) -> tuple[float, str]:
+        """How long a command takes if left alone, and its outcome."""
+        if name not in self._undisturbed:
+            run = self.run
+            words, began = commands(run)[name](self.work / f"{name}-alone"), time.monotonic()
+            code, told = finished(words)
+            if not succeeded(words, code):
+                raise SystemExit(f"menet {name} fails undisturbed: {told}")
+            self._undisturbed[name] = time.monotonic() - began, outcome(self.work / f"{name}-alone")
+        return self._undisturbed[name]
+
+    def own_files(self) -> None:
+        """Damaged files of our own formats."""
+        from menet.commands.options import dataset_of
+        from menet.data import load
+        from menet.evaluation import publish, read_folder, read_result
+        from menet.evaluation.snapshots import load_features
+        from menet.models import weights
+        from menet.report.collect import collect
+        from menet.training import TrainingConfig, load_model
+        from menet.training.checkpoint import read_checkpoint
+        from menet.training.log import read_log
+        from menet.training.prepared import open_prepared, shard_path
+
+        run, prepared = self.run, self.work / "prepared"
+        defense = load_model(run)
+        for words in (
+            ("evaluate", str(run), "--attacks", "fgsm", "--stop", "20", "--draws", "5", "--snapshots", "4"),
+            ("certify", str(run), "--stop", "3", "--selection", "10", "--estimation", "20"),
+            commands(run)["audit"](run),
+            ("prepare", "digits", "--limit", "20", "--masks", "2", "--out", str(prepared)),
+        ):
+            code, told = finished(words)
+            if not succeeded(words, code):
+                raise SystemExit(f"menet {words[0]} fails undisturbed: {told}")
+
+        def try_it(name: str, file: Path, use: Callable[[], Any], loses: bool = False) -> None:
+            mutate(self.counts, name, file, use, self.mutations, loses)
+
+        records = run / "evaluation" / "fgsm.rank0.jsonl"
+        try_it("records", records, lambda: read_folder(run / "evaluation")["fgsm"].rows)
+        (packed, *_) = publish("soak", read_folder(run / "evaluation"), {}, self.work / "results")
+        try_it("compact results", packed, lambda: read_result(packed).rows)
+
+        def hashed(tensors: Any) -> str:
+            content = b"".join(tensors[name].numpy().tobytes() for name in sorted(tensors))
+            return hashlib.sha256(content).hexdigest()
+
+        best, last = run / "best.safetensors", run / "last.safetensors"
+        try_it("weights", best, lambda: (hashed(load_model(best).state_dict()), hashed(weights.load(best)[0])))
+        config = TrainingConfig.from_dict(json.loads((run / "config.json").read_text()))
+        try_it("checkpoint", last, lambda: hashed(read_checkpoint(last, config).tensors))
+
+        described = {"name": "me-net", **defense.settings(), "masks": 2}  # type: ignore[operator]
+
+        def estimates() -> str:
+            found = open_prepared(prepared, load("digits"), described).dataset.images
+            return hashlib.sha256(found[slice(None)].numpy().tobytes()).hexdigest()
+
+        for name, file in (
+            ("prepared set: description", prepared / "prepared.json"),
+            ("prepared set: shard", shard_path(prepared, 0)),
+            ("prepared set: checksum", shard_path(prepared, 0).with_suffix(".sha256")),
+        ):
+            try_it(name, file, estimates)
+
+        def reported() -> int:
+            return len(collect(run).subjects)
+
+        from menet.evaluation.snapshots import features_of, save_features
+
+        features = save_features(
+            features_of(load_model(run), read_folder(run / "evaluation")["fgsm"]), run / "evaluation"
+        )
+        certificate = next((run / "certificate").glob("*.rank0.jsonl"))
+        notes = run / "report.json"
+        notes.write_text(json.dumps({"title": "soak", "names": {"a": "b"}, "seconds": 3}))
+        for name, file, use in (
+            ("log", run / "log.jsonl", lambda: len(read_log(run))),
+            ("configuration", run / "config.json", lambda: dataset_of(None, str(run), "test").name),
+            ("certificates, in a report", certificate, reported),
+            ("records, in a report", records, reported),
+            ("audit, in a report", run / "audit.json", reported),
+            ("notes of a report", notes, reported),
+            ("features", features, lambda: load_features(features).label),
+        ):
+            try_it(name, file, use, loses=True)
+
+    def published_files(self) -> None:
+        """Damaged files of datasets, in their publishers' formats."""
+        import made_files  # noqa: F401 - on the path of the tests of data
+        from test_fuzzed_files import FORMATS, check_whole
+
+        from menet.data import catalog
+
+        for name, (make, dataset, file) in FORMATS.items():
+            with tempfile.TemporaryDirectory() as folder:
+                root = make(Path(folder) / "data")
+                words = f"folder:{root}" if dataset == "folder" else dataset
+                place = None if dataset == "folder" else root.parent
+
+                def use(words: str = words, place: Path | None = place) -> bool:
+                    found = catalog.load(words, "test", root=place)
+                    check_whole(found, found)
+                    return True
+
+                mutate(self.counts, name, root / file, use, self.mutations, loses=True)
+
+    def kill(self, name: str) -> None:
+        """Kill a command at random moments, let it resume, and compare with an undisturbed one."""
+        with self.counts.cases(f"kill −9: {name}", self.kills) as cases:
+            for number, chance, findings in cases:
+                seconds, expected = self.undisturbed(name)
+                folder, moment = self.work / f"{name}-{number}", chance.random() * seconds
+                words = commands(self.run)[name](folder)
+                while True:
+                    process = menet(words)
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.communicate(timeout=moment)
+                    if process.returncode is None:
+                        break
+                    # The machine is faster now than it was: that was no kill.
+                    shutil.rmtree(folder, ignore_errors=True)
+                    moment /= 2
+                killed(process)
+                code, told = finished(words)
+                if not succeeded(words, code):
+                    findings.append(f"killed after {moment:.2f} s, then exit code {code}: {told[-300:]}")
+                elif outcome(folder) != expected:
+                    findings.append(f"killed after {moment:.2f} s: another outcome")
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def two_at_once(self) -> None:
+        """The same command twice at the same time: refused, or done with the same outcome."""
+        for name in ("train", "evaluate", "certify", "prepare", "audit"):
+            with self.counts.cases(f"two at once: {name}", max(1, self.kills // 4)) as cases:
+                for number, chance, findings in cases:
+                    _, expected = self.undisturbed(name)
+                    folder = self.work / f"both-{name}-{number}"
+                    words = commands(self.run)[name](folder)
+                    first = menet(words)
+                    time.sleep(chance.random())
+                    second = menet(words)
+                    ends = []
+                    for process in (first, second):
+                        told = process.communicate()[1].strip()
+                        done = succeeded(words, process.returncode)
+                        ends.append(done)
+                        if not done and not (process.returncode == 2 and "locked" in told):
+                            findings.append(f"exit code {process.returncode}: {told[-200:]}")
+                    if not any(ends):
+                        findings.append("both were refused")
+                    elif outcome(folder) != expected:
+                        findings.append("another outcome")
+                    shutil.rmtree(folder, ignore_errors=True)
+
+    def caches(self) -> None:
+        """Compile caches that are cold, warm, damaged or lost in a kill: the same weights."""
+        with self.counts.cases("compile cache: cold, warm, damaged, killed", max(1, self.kills // 10)) as cases:
+            for number, chance, findings in cases:
+                seconds, expected = self.undisturbed("train")
+                home = self.work / f"cache-{number}"
+                words = commands(self.run)["train"]
+                environment = {"XDG_CACHE_HOME": str(home)}
+                for state in ("cold", "warm", "damaged", "killed while cold, resumed"):
+                    folder = self.work / f"cached-{number}"
+                    if state == "damaged":
+                        for path in (one for one in home.rglob("*") if one.is_file()):
+                            path.write_bytes(damaged(path.read_bytes(), chance))
+                    elif state.startswith("killed"):
+                        shutil.rmtree(home, ignore_errors=True)
+                        process = menet(words(folder), environment=environment)
+                        with contextlib.suppress(subprocess.TimeoutExpired):
+                            process.communicate(timeout=seconds * (0.5 + 2 * chance.random()))
+                        killed(process)
+                    code, told = finished(words(folder), environment=environment)
+                    if code or outcome(folder) != expected:
+                        findings.append(f"cache {state}: {told[-200:] if code else 'other weights'}")
+                    shutil.rmtree(folder, ignore_errors=True)
+                shutil.rmtree(home, ignore_errors=True)
+
+    def full_disk(self) -> None:
+        """Every command on a disk of 20 MB that is full: one line; with space again, the right outcome."""
+        disk, run = self.work / "disk", self.run
+        disk.mkdir()
+        size = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(disk)]
+        if subprocess.run(size, check=False).returncode:
+            print("no right to mount a small disk; left out", file=sys.stderr)
+            return
+        evaluated = self.work / "evaluate-alone"
+        if not evaluated.exists():
+            self.undisturbed("evaluate")
+        some: dict[str, Words] = {
+            "report": ("report", str(evaluated), "--markdown", "--tables", "csv",
+                       "--out", str(disk / "out/report.html")),
+            "publish": ("publish", str(run), "--name", "soak", "--evaluation", str(evaluated),
+                        "--out", str(disk / "out")),
+            "compare": ("compare", str(evaluated), str(evaluated), "--out", str(disk / "out/table.csv")),
+            "demo": ("demo", "--quick", "--out", str(disk / "out")),
+        }  # fmt: skip
+        # Space for nothing, for what comes first, and for nearly all of it; a small soak has the first alone.
+        rooms = (0, 64, 2048)[: self.kills]
+        try:
+            for name in (*commands(run), *some):
+                words = some[name] if name in some else commands(run)[name](disk / "out")
+                with self.counts.cases(f"full disk of 20 MB: {name}", len(rooms)) as cases:
+                    for number, _, findings in cases:
+                        _fill(disk, rooms[number])
+                        code, told = finished(words)
+                        # 1 is a check that fails, or a job of a reproduction.
+                        one = code == 1 and name in ("audit", "reproduce")
+                        if "Traceback" in told or not (one or code in (0, 2)):
+                            findings.append(f"{rooms[number]} KiB left, exit code {code}: {told[-300:]}")
+                        (disk / "filler").unlink()
+                        if name not in some and name != "reproduce":
+                            code, told = finished(words)
+                            if not succeeded(words, code) or outcome(disk / "out") != self.undisturbed(name)[1]:
+                                findings.append(f"with space again, exit code {code}: {told[-300:]}")
+                        for path in disk.iterdir():
+                            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        finally:
+            subprocess.run(["umount", str(disk)], check=False)
 
 
-def full_disk(work: Path) -> Tally:
-    """Every command on a disk of 20 MB that is nearly full: one line, no traceback."""
-    tally, disk = Tally("full disk of 20 MB"), work / "disk"
-    disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=20m", "tmpfs", str(disk)], check=False).returncode:
-        print("no right to mount a small disk; left out", file=sys.stderr)
-        return tally
-    try:
-        run = work / "train-whole"
-        for room in (0, 64, 2048):
-            for command in (
-                (*TRAIN, "--out", str(disk / "run")),
-                ("evaluate", str(run), "--attacks", "fgsm", "--stop", "20", "--out", str(disk / "records")),
-                ("certify", str(run), "--stop", "2", "--estimation", "50", "--out", str(disk / "certificate")),
-                ("audit", str(run), "--quick", "--examples", "4", "--out", str(disk / "audit.json")),
-            ):
-                filler = disk / "filler"
-                with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
-                    while True:
-                        file.write(bytes(4096))
-                size = filler.stat().st_size
-                os.truncate(filler, max(0, size - room * 1024))
-                process = menet(*command)
-                told = process.communicate()[1]
-                tally.tried += 1
-                if "Traceback" in told or process.returncode not in (0, 1, 2):
-                    tally.findings.append(f"{command[0]} with {room} KiB left: {told.strip()[-300:]}")
-                for path in disk.iterdir():
-                    shutil.rmtree(path) if path.is_dir() else path.unlink()
-    finally:
-        subprocess.run(["umount", str(disk)], check=False)
-    return tally
+def _fill(disk: Path, kibibytes: int) -> None:
+    """Fill a disk but for some space."""
+    filler = disk / "filler"
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    os.truncate(filler, max(0, filler.stat().st_size - kibibytes * 1024))
 
 
-def two_at_once(work: Path, count: int) -> Tally:
-    """The same training twice at the same time: one is refused, or both end with the same weights."""
-    tally, expected = Tally("two processes at once"), outcome(work / "train-whole")
-    for number in range(count):
-        folder = work / f"both-{number}"
-        both = [menet(*TRAIN, "--out", str(folder)) for _ in range(2)]
-        told = [process.communicate()[1] for process in both]
-        tally.tried += 1
-        refused = [
-            process.returncode == 2 and "locked" in words for process, words in zip(both, told, strict=True)
-        ]
-        done = [process.returncode == 0 for process in both]
-        right = all(one or other for one, other in zip(refused, done, strict=True)) and any(done)
-        if not right or outcome(folder) != expected:
-            tally.findings.append(f"two trainings: {told[0].strip()[-150:]} | {told[1].strip()[-150:]}")
-        shutil.rmtree(folder)
-    return tally
-
-
-def caches(work: Path, count: int) -> Tally:
-    """Cold, warm and damaged compile caches: the same weights."""
-    tally, expected = Tally("compile cache cold, warm, damaged"), outcome(work / "train-whole")
-    for number in range(count):
-        home = work / f"cache-{number}"
-        for state in ("cold", "warm", "damaged"):
-            if state == "damaged":
-                chance = random.Random(number)
-                for path in (one for one in home.rglob("*") if one.is_file()):
-                    path.write_bytes(damaged(path.read_bytes(), chance))
-            folder = work / f"cached-{number}-{state}"
-            process = menet(*TRAIN, "--out", str(folder), environment={"XDG_CACHE_HOME": str(home)})
-            told = process.communicate()[1]
-            tally.tried += 1
-            if process.returncode != 0 or outcome(folder) != expected:
-                tally.findings.append(f"cache {state}: {told.strip()[-200:] or 'other weights'}")
-            shutil.rmtree(folder, ignore_errors=True)
-        shutil.rmtree(home, ignore_errors=True)
-    return tally
-
-
-def own_formats(work: Path, mutations: int) -> Iterator[Tally]:
-    """The files that menet itself writes."""
-    from menet.evaluation import publish, read_folder, read_result
-    from menet.models import weights
-    from menet.report.collect import collect
-    from menet.training import load_model
-
-    run = work / "files"
-    for command in (
-        (*TRAIN, "--epochs", "1", "--out", str(run)),
-        ("evaluate", str(run), "--attacks", "fgsm", "--stop", "20", "--draws", "5"),
-        ("certify", str(run), "--stop", "3", "--selection", "10", "--estimation", "20"),
-    ):
-        process = menet(*command)
-        told = process.communicate()[1]
-        if process.returncode:
-            raise SystemExit(f"menet {command[0]} fails undisturbed: {told}")
-    records = run / "evaluation" / "fgsm.rank0.jsonl"
-    yield mutate("records", records, lambda: read_folder(run / "evaluation")["fgsm"].rows, mutations)
-    (packed, *_) = publish("soak", read_folder(run / "evaluation"), {}, work / "results")
-    yield mutate("compact results", packed, lambda: read_result(packed).rows, mutations)
-    best = run / "best.safetensors"
-
-    def loaded() -> str:
-        tensors, _ = weights.load(best)
-        load_model(best)
-        return hashlib.sha256(b"".join(tensors[name].numpy().tobytes() for name in sorted(tensors))).hexdigest()
-
-    yield mutate("weights", best, loaded, mutations)
-    certificate = next((run / "certificate").glob("*.rank0.jsonl"))
-
-    def reported() -> int:
-        return len(collect(run).subjects)
-
-    yield mutate("certificates, in a report", certificate, reported, mutations // 5, loses=True)
-    yield mutate("records, in a report", records, reported, mutations // 5, loses=True)
-
-
-def published_formats(mutations: int) -> Iterator[Tally]:
-    """The files of datasets, as their publishers write them."""
-    import made_files  # noqa: F401 - on the path of the tests of data
-    from test_fuzzed_files import FORMATS, check_whole
-
-    from menet.data import catalog
-
-    for name, (make, dataset, file) in FORMATS.items():
-        with tempfile.TemporaryDirectory() as folder:
-            root = make(Path(folder) / "data")
-            words = f"folder:{root}" if dataset == "folder" else dataset
-            place = None if dataset == "folder" else root.parent
-
-            def use(words: str = words, place: Path | None = place) -> bool:
-                found = catalog.load(words, "test", root=place)
-                check_whole(found, found)
-                return True
-
-            yield mutate(name, root / file, use, mutations, loses=True)
+STAGES: dict[str, tuple[str, Callable[[Soak], None]]] = {
+    "own-files": ("damaged files of our own formats", Soak.own_files),
+    "published-files": ("damaged files of datasets", Soak.published_files),
+    **{
+        f"kill-{name}": (f"kill −9 in `menet {name}`, which resumes", lambda soak, name=name: soak.kill(name))
+        for name in commands(Path())
+    },
+    "two-at-once": ("two processes in one folder", Soak.two_at_once),
+    "caches": ("cold, warm and damaged compile caches", Soak.caches),
+    "full-disk": ("a disk of 20 MB (needs the right to mount one)", Soak.full_disk),
+}
 
 
 def main() -> int:
-    """Run everything, print the table, and write it where asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mutations", type=int, default=500, help="damaged files per format")
-    parser.add_argument("--kills", type=int, default=20, help="kills per command, and what follows from it")
+    """Run the stages, print the table, and write it where asked."""
+    listed = "\n".join(f"  {name:<16} {words}" for name, (words, _) in STAGES.items())
+    parser = argparse.ArgumentParser(
+        description=f"{__doc__}\nstages:\n{listed}", formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs="+", choices=STAGES, metavar="STAGE", help="these stages alone")
+    parser.add_argument(
+        "--size",
+        type=int,
+        default=SIZE,
+        metavar="N",
+        help="damaged files per format (500), 25 for each kill",
+    )
+    parser.add_argument("--kills", type=int, help="kills per command; two at once are a quarter of it (20)")
+    parser.add_argument(
+        "--counts", type=Path, default=ROOT / "runs" / "soak.json", help="where counts are kept (runs/soak.json)"
+    )
     parser.add_argument("--write", type=Path, help="document whose table is replaced")
     options = parser.parse_args()
-    tallies: list[Tally] = []
-
-    def add(tally: Tally) -> None:
-        tallies.append(tally)
-        print(tally.row(), flush=True)
-        for finding in tally.findings[:5]:
-            print(f"    {finding}", flush=True)
-
-    with tempfile.TemporaryDirectory() as folder:
-        work = Path(folder)
-        for tally in (*own_formats(work, options.mutations), *published_formats(options.mutations)):
-            add(tally)
-        if options.kills:
-            run = work / "train-whole"
-            add(kills("train", lambda out: (*TRAIN, "--out", str(out)), work, options.kills))
-            for name, words in (
-                ("evaluate", ("--attacks", "pgd:steps=5", "--stop", "60", "--batch-size", "10", "--draws", "5")),
-                ("certify", ("--stop", "20", "--batch-size", "4", "--selection", "10", "--estimation", "100")),
-            ):
-                command = (name, str(run), *words, "--out")
-                add(kills(name, lambda out, command=command: (*command, str(out)), work, options.kills))
-            add(two_at_once(work, max(1, options.kills // 4)))
-            add(caches(work, max(1, options.kills // 10)))
-            add(full_disk(work))
-    total = Tally(
-        "**all**", sum(one.tried for one in tallies), [word for one in tallies for word in one.findings]
-    )
-    print(total.row())
-    if options.write is not None:
-        lines = ["| what | tried | survived | findings |", "|---|---:|---:|---:|"]
-        table = "\n".join([*lines, *(one.row() for one in (*tallies, total))])
-        text = options.write.read_text(encoding="utf-8")
-        before, after = text.split(BEGIN)[0], text.split(END)[1]
-        options.write.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}", encoding="utf-8")
-    return int(bool(total.findings))
+    kills = max(1, round(options.size * KILLS_PER_MUTATION)) if options.kills is None else options.kills
+    counts = Counts(options.counts)
+    with tempfile.TemporaryDirectory(prefix="menet-soak-") as folder:
+        soak = Soak(Path(folder), counts, options.size, kills)
+        for name in options.only or STAGES:
+            STAGES[name][1](soak)
+            if options.write is not None:
+                counts.write(options.write)
+    print(counts.table())
+    return int(bool(counts.total().findings))
 
 
 if __name__ == "__main__":

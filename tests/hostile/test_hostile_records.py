@@ -4,21 +4,25 @@ import base64
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 import time
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from menet import cli, files
-from menet.errors import RecordError
+from menet.errors import CheckpointError, ConfigurationError, RecordError
 from menet.evaluation import jsonl, read
 from menet.evaluation.snapshots import pack, unpack
 from menet.files import ABANDONED, require_writable, write_atomically
 from menet.report.page import Report, Section, write_markdown
+from menet.training import TrainingConfig, train
+from menet.training.pretrained import training_of
 
 HEADER = {
     "format": "menet.records/2",
@@ -59,6 +63,18 @@ def test_an_image_that_unpacks_to_more_than_it_says_is_refused():
         {"clean": {**SCORES, "mean": [0]}},
         {"label": True},
         {"index": 99},
+        {"seconds": "long"},
+        {"queries": None},
+        {"failed": 1},
+        {"perturbation": [1]},
+        {"loss_history": [1, "x"]},
+        {"restarts": {"a": 1}},
+        {"counts": ["x"]},
+        {"radius": 10**12},
+        {"radius": 1.5},
+        {"snapshots": {"clean": {"image": "x"}}},
+        {"snapshots": {"clean": {"image": {}, "prediction": "1", "probability": 0.5}}},
+        {"seeds": 3},
     ],
 )
 def test_a_record_with_a_valid_checksum_and_wrong_values_is_named(tmp_path, wrong):
@@ -135,3 +151,119 @@ def test_a_log_that_is_not_text_does_not_stop_a_run(tmp_path):
         b"\xff\xfe\x00\n" + json.dumps(good).encode() + b"\n" + b"[" * 10**5 + b"\n"
     )
     assert read_log(Path(tmp_path)) == [good]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"start": "0"},
+        {"stop": 10**12},
+        {"start": -1},
+        {"start": 5, "stop": 2},
+        {"label": ["pgd"]},
+        {"attack": "PGD"},
+        {"attack": {"kind": 3}},
+        {"attack": {"kind": "Transfer", "attack": {"kind": "PGD", "eot": "ten"}}},
+        {"scoring": {"draws": "many"}},
+        {"threat": {"norm": 2, "epsilon": 0.1}},
+        {"threat": {"norm": "linf", "epsilon": [1]}},
+        {"dataset": {"name": 7}},
+        {"dataset": {"class_names": 7}},
+        {"model": {"defense": "me-net"}},
+        {"seed": True},
+    ],
+)
+def test_a_header_with_a_valid_checksum_and_wrong_values_is_refused(tmp_path, wrong):
+    path = tmp_path / "pgd.rank0.jsonl"
+    evaluation = {**HEADER["evaluation"], **wrong}
+    path.write_bytes(jsonl.encode({**HEADER, "evaluation": evaluation}) + jsonl.encode(ROW))
+    with pytest.raises(RecordError, match=r"rank0\.jsonl:1 has "):
+        read(path)
+
+
+@pytest.mark.parametrize("lacking", ["model", "dataset", "attack", "scoring", "seed"])
+def test_a_report_says_what_a_header_lacks(tmp_path, lacking, capsys):
+    whole = {
+        "model": {"kind": "Network"},
+        "dataset": {"name": "digits", "split": "test"},
+        "attack": {"kind": "PGD"},
+        "seed": 0,
+    }
+    evaluation = {**HEADER["evaluation"], **whole}
+    del evaluation[lacking]
+    line = jsonl.encode({**HEADER, "evaluation": evaluation})
+    (tmp_path / "pgd.rank0.jsonl").write_bytes(line + jsonl.encode(ROW))
+    assert cli.main(["report", str(tmp_path)]) == 2
+    assert f"menet report: expected '{lacking}" in capsys.readouterr().err
+
+
+DEEP = b"[" * 100_000 + b"]" * 100_000
+NO_TEXT = b'{"dataset": "\xff\xfe"}'
+
+
+@pytest.mark.parametrize("content", [DEEP, NO_TEXT, b"3", b'{"findings": [{"name": 1}]}', b'{"findings": 1}'])
+def test_an_audit_that_cannot_be_read_is_one_line(tmp_path, capsys, content):
+    (tmp_path / "audit.json").write_bytes(content)
+    assert cli.main(["report", str(tmp_path)]) == 2
+    assert "expected an audit in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "content",
+    [DEEP, NO_TEXT, b"3", b'{"seconds": "x"}', b'{"paper": [{"model": "a", "attack": "b", "accuracy": "x"}]}'],
+)
+def test_notes_that_cannot_be_read_are_one_line(tmp_path, capsys, content):
+    (tmp_path / "audit.json").write_text('{"findings": []}')
+    (tmp_path / "report.json").write_bytes(content)
+    assert cli.main(["report", str(tmp_path)]) == 2
+    assert "expected the notes of a report in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [DEEP, NO_TEXT, b"3", b"{}"])
+def test_a_configuration_that_cannot_be_read_names_the_option_instead(tmp_path, content):
+    from menet.commands.options import dataset_of
+
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(ConfigurationError, match="name the dataset with --data"):
+        dataset_of(None, str(tmp_path), "test")
+    if content in (DEEP, NO_TEXT):
+        with pytest.raises(CheckpointError, match="restore it or remove it"):
+            training_of(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_damaged_test_row_of_a_log_is_measured_again(tmp_path):
+    """The log has no checksum, so that what it says of the test is taken only if it can be true."""
+    config = TrainingConfig(
+        model="small", epochs=1, limit=16, batch_size=16, validation=0, precision="float32", dataset="digits"
+    )
+    first = train(config, tmp_path)
+    log = tmp_path / "log.jsonl"
+    lines = log.read_text().splitlines()
+    kept = [line for line in lines if json.loads(line)["kind"] != "test"]
+    for row in ({"epoch": "x", "accuracy": 0.5}, {"epoch": 1, "accuracy": 7.0}, {"epoch": 1}):
+        log.write_text("\n".join([*kept, json.dumps({"kind": "test", "step": 1, **row})]) + "\n")
+        assert train(config, tmp_path) == first
+
+
+@pytest.mark.parametrize("content", [DEEP, NO_TEXT, b"[3]", b""])
+def test_damaged_results_of_a_reproduction_are_one_line_or_measured_again(
+    tmp_path, content, without_annotation_checks
+):
+    from menet.commands.demo import _first_time
+    from menet.experiments.jobs import DONE, Workspace
+    from menet.experiments.measures import Measurement
+    from menet.experiments.plan import load_summary, summary_path
+    from menet.experiments.runner import finished
+
+    workspace, job = Workspace(tmp_path), SimpleNamespace(kind="ranks", key="0" * 20)
+    summary = summary_path(workspace, "smoke", "table4")
+    for path in (summary, workspace.folder(job) / "result.json", workspace.folder(job) / DONE):
+        write_atomically(path, content)
+    with pytest.raises(RecordError, match=re.escape(str(summary))):
+        load_summary(workspace, "smoke", "table4")
+    if content != b"[3]":
+        with pytest.raises(RecordError, match=r"result\.json is damaged"):
+            Measurement.result(job, workspace)
+    assert finished(job, workspace) is None
+    assert _first_time(summary, 3.0) == 3.0

@@ -1,13 +1,14 @@
 """A run killed at any moment resumes to the same bits; a failing disk leaves the last good checkpoint."""
 
 import json
+import signal
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
 import torch
-from training_helpers import ENVIRONMENT, digest, full, plain, python
+from training_helpers import ENVIRONMENT, digest, full, plain, python, tiny
 
 from menet import data
 from menet.errors import CheckpointError, MenetError, TrainingError
@@ -125,6 +126,52 @@ def test_a_planted_fault_is_seen(tmp_path, monkeypatch, fault):
     assert not all(torch.equal(first[key], second[key]) for key in first)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [2, 3])
+def test_an_interrupt_saves_at_the_end_of_its_step(tmp_path, monkeypatch, step):
+    """In the middle of an epoch of four steps or in its last: nothing is lost, and the bits stay the same."""
+    from menet.training import loop
+
+    config = tiny(epochs=1)
+    train(config, tmp_path / "whole")
+    original, taken = loop.learning_rate_at, []
+
+    def interrupting(config, at, steps):
+        taken.append(at)
+        if at == step:
+            signal.raise_signal(signal.SIGINT)
+        return original(config, at, steps)
+
+    handler = signal.getsignal(signal.SIGINT)
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "learning_rate_at", interrupting)
+        with pytest.raises(KeyboardInterrupt):
+            train(config, tmp_path / "cut")
+    assert taken == list(range(step + 1))
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert load_verified(tmp_path / "cut" / LAST)[1]["progress"]["step"] == step + 1
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "learning_rate_at", interrupting)
+        train(config, tmp_path / "cut")
+    assert taken == [0, 1, 2, 3], "no step is repeated"
+    first, second = (weights.load(tmp_path / name / BEST)[0] for name in ("whole", "cut"))
+    assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+def test_a_second_interrupt_does_not_wait(tmp_path, monkeypatch):
+    from menet.training import loop
+
+    def impatient(config, at, steps):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("the second interrupt waited")
+
+    monkeypatch.setattr(loop, "learning_rate_at", impatient)
+    with pytest.raises(KeyboardInterrupt):
+        train(plain(epochs=1), tmp_path)
+    assert not (tmp_path / LAST).exists()
+
+
 def test_the_last_good_weights_survive_a_kill(tmp_path, monkeypatch):
     """A run that is killed between its last good check and the collapse falls back to the same weights."""
     from menet.training import loop
@@ -177,7 +224,7 @@ def test_full_disk_stops_with_one_sentence_and_keeps_the_last_checkpoint(tmp_pat
     )
     done = subprocess.run(
         python("-c", program, str(folder), str(Path(__file__).parent)),
-        env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False,
+        env=ENVIRONMENT, capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert "REFUSED CheckpointError" in done.stdout, done.stderr
     assert "cannot write" in done.stdout

@@ -7,6 +7,7 @@ from torch.nn import functional
 from training_helpers import tiny
 
 from menet.attacks import PGD
+from menet.attacks.base import frozen_batchnorm
 from menet.distributed import Worker
 from menet.training.objectives import (
     NFGSM,
@@ -15,7 +16,6 @@ from menet.training.objectives import (
     Standard,
     Trades,
     build_objective,
-    frozen_batchnorm,
     training_attack,
     weakened,
 )

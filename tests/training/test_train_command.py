@@ -1,8 +1,10 @@
 """`menet train` from the command line: what options mean, and one line where they cannot."""
 
 import json
+import re
 
 import pytest
+from PIL import Image
 
 from menet.cli import main
 from menet.commands.train import Train
@@ -37,9 +39,30 @@ def test_a_run_from_the_command_line(tmp_path, capsys):
     assert "belongs to another run: expected seed 0, got 4" in capsys.readouterr().err
 
 
+@pytest.mark.slow
+def test_a_small_folder_of_images_is_split_sensibly_and_the_split_is_told(tmp_path, capsys):
+    for number in range(60):
+        file = tmp_path / "photos" / f"class{number % 2}" / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (number, 99, 200 * (number % 2))).save(file)
+    out = tmp_path / "run"
+    assert main(["train", f"folder:{tmp_path / 'photos'}", "--epochs", "1", "--out", str(out)]) == 0
+    told = capsys.readouterr().err
+    config = TrainingConfig.from_dict(json.loads((out / "config.json").read_text()))
+    assert (config.validation, config.batch_size) == (0.1, 8)
+    counts = re.search(r"(\d+) training, (\d+) validation and (\d+) test images \(split by a hash", told)
+    assert counts, told
+    training, validation, test = map(int, counts.groups())
+    assert training + validation + test == 60
+    assert training >= 40
+    assert f"{training // 8} steps of 8 in an epoch" in told
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        (["--validation", "4000"], "expected validation < 4000, the number of training images of digits"),
+        (["--validation", "4000"], "hold out fewer, or a fraction such as 0.1"),
         (["--defense", "me-net", "--estimator", "nuclear"], "did you mean 'nuclear-norm'"),
         (["--defense", "me-net", "--p", "0.6", "0.4"], "0.6"),
         (["--epochs", "0"], "expected an integer epochs >= 1, got 0"),

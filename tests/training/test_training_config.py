@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
 from training_helpers import plain, tiny
 
 from menet.errors import CheckpointError, ConfigurationError, DataError, MenetError
@@ -25,6 +26,8 @@ pytestmark = pytest.mark.usefixtures("without_annotation_checks")
         ("eot", 0),
         ("limit", 0),
         ("validation", -1),
+        ("validation", 1.5),
+        ("validation", float("nan")),
         ("seed", -1),
         ("learning_rate", 0.0),
         ("learning_rate", float("nan")),
@@ -71,7 +74,10 @@ def test_the_reason_inside_a_defense_is_told():
     [
         (plain(batch_size=65), "expected batch_size <= 64.*got 65"),
         (plain(limit=5000), "expected limit <= .*got 5000"),
-        (plain(limit=None, validation=4000, batch_size=1), "expected batch_size <= 0.*got 1"),
+        (
+            plain(limit=None, validation=4000),
+            "expected validation < 4000.*got 4000; hold out fewer",
+        ),
         (plain(dataset="digitz"), "digitz"),
         (tiny(objective="standard", prepared="nowhere"), "no prepared set in nowhere"),
     ],
@@ -157,6 +163,26 @@ def test_appendix_b():
         assert recipes.by_name(dataset, "short").schedule == "one-cycle"
     with pytest.raises(ConfigurationError, match="unknown recipe 'paper' for dataset 'digits'"):
         recipes.by_name("digits", "paper")
+
+
+@pytest.mark.parametrize("images", [12, 60, 480, 5_000, 100_000])
+@pytest.mark.parametrize("kind", ["short", "cores", "paper"])
+def test_a_folder_of_any_size_fills_its_epochs_and_keeps_most_images_for_training(images, kind):
+    recipe, large = recipes.by_name("folder:photos", kind, images), recipes.by_name("folder:photos", kind)
+    left = images - recipe.held_out(images)
+    assert left >= 0.85 * images
+    assert recipe.batch_size <= left
+    assert left // recipe.batch_size >= recipes.STEPS or recipe.batch_size <= recipes.SMALLEST_BATCH
+    assert recipe.learning_rate / recipe.batch_size == pytest.approx(large.learning_rate / large.batch_size)
+    assert recipe == large or images < 100_000
+
+
+def test_a_fraction_of_the_training_images_is_held_out():
+    batches = Batches.of(plain(limit=None, validation=0.1))
+    assert (len(batches.held_out), len(batches.chosen)) == (400, 3600)
+    assert torch.equal(batches.held_out, Batches.of(plain(limit=None, validation=400)).held_out)
+    assert TrainingConfig(validation=1e-9).held_out(100) == 1
+    assert TrainingConfig(validation=0).held_out(100) == 0
 
 
 def test_learning_rate_schedules():

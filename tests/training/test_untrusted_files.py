@@ -92,7 +92,15 @@ def test_weights_saved_by_hand_load_without_a_digest(run, tmp_path):
 
 def test_damaged_progress_is_refused(run, tmp_path):
     tensors, header = load_verified(run / LAST)
-    for change in ({"progress": None}, {"progress": {"epoch": 1}}, {"training": 7}, {"defense": {}}):
+    wrong = ({"epoch": -1}, {"step": "x"}, {"seen": 1.5}, {"loss": None}, {"best": "high"}, {"correct": True})
+    progress = [{"progress": {**header["progress"], **one}} for one in wrong]
+    for change in (
+        {"progress": None},
+        {"progress": {"epoch": 1}},
+        {"training": 7},
+        {"defense": {}},
+        *progress,
+    ):
         save_with_digest(tmp_path / "run" / LAST, tensors, {**header, **change})
         with pytest.raises(CheckpointError):
             train(tiny(epochs=1), tmp_path / "run")

@@ -1,11 +1,12 @@
 """The checks that a careful reviewer would ask for, on any classifier."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from menet.errors import ConfigurationError, MenetError
 from menet.evaluation.audit.audited_model import AuditedModel, AuditSettings, Check, Finding
@@ -18,6 +19,7 @@ from menet.evaluation.audit.randomness import (
     repeats_when_reseeded,
 )
 from menet.evaluation.audit.strength import (
+    AVERAGED,
     better_optimizer,
     black_box_is_weaker,
     draw_sweep,
@@ -28,10 +30,10 @@ from menet.evaluation.audit.strength import (
     step_sweep,
     within_threat_model,
 )
-from menet.evaluation.scoring import evaluation_mode
-from menet.progress import reporting
+from menet.preprocessed import evaluation_mode
+from menet.progress import Reporter, reporting
 
-__all__ = ["CHECKS", "AuditSettings", "AuditedModel", "Check", "Finding", "audit", "failed"]
+__all__ = ["CHECKS", "AuditSettings", "AuditedModel", "Check", "Finding", "audit", "failed", "planned_passes"]
 
 CHECKS: dict[str, Check] = {
     "reproducibility": repeats_when_reseeded,
@@ -62,25 +64,94 @@ def audit(
     settings: AuditSettings = AuditSettings(),  # noqa: B008 (frozen)
     generator: torch.Generator | None = None,
     checks: Mapping[str, Check] = CHECKS,
+    *,
+    finished: Sequence[Finding] = (),
+    keep: Callable[[list[Finding]], None] | None = None,
 ) -> list[Finding]:
     """Run every check on `model`, a callable images → logits, in evaluation mode.
 
     A model with randomness of its own should have `reseed(seed)`. A check that raises an error because of the
-    model or the attack counts as failed, with the error as its meaning.
+    model or the attack counts as failed, with the error as its meaning. `keep` is called after each check with
+    all findings so far; given back as `finished`, they are not computed again, and the others are the same.
     """
     if not len(images):
         raise ConfigurationError("expected images to audit on, some dozens of them; got an empty batch")
-    audited = AuditedModel(model, images, labels, settings, generator or torch.Generator().manual_seed(0))
-    findings = []
-    with evaluation_mode(model), reporting("audit", len(checks)) as progress:
-        for name, check in checks.items():
-            try:
-                finding = check(audited)
-            except MenetError as error:
-                finding = Finding("fail", f"The check could not run: {error}.")
-            findings.append(replace(finding, name=name))
-            progress.advance(check=name, result=finding.status)
-    return findings
+    generator = generator or torch.Generator().manual_seed(0)
+    audited = AuditedModel(model, images, labels, settings, int(torch.randint(2**62, (), generator=generator)))
+    findings = {finding.name: finding for finding in finished if finding.name in checks}
+    left = [name for name in checks if name not in findings]
+    with evaluation_mode(model), reporting("audit (forward passes)") as progress:
+        # To know whether the model is random, it is called: not at the expense of the global generator.
+        with torch.random.fork_rng(devices=[]):
+            planned = planned_passes(audited)
+        shown = {"check": ""}
+        with _counted(audited, progress, shown) as counted:
+            while left:
+                progress.expect(progress.done + sum(planned.get(name, 0.0) for name in left))
+                shown["check"] = name = left.pop(0)
+                audited.begin(name)
+                try:
+                    finding = checks[name](audited)
+                except MenetError as error:
+                    finding = Finding("fail", f"The check could not run: {error}.")
+                findings[name] = replace(finding, name=name)
+                if not counted:
+                    progress.advance(planned.get(name, 0.0), **shown)
+                if keep is not None:
+                    keep([findings[name] for name in checks if name in findings])
+    return [findings[name] for name in checks]
+
+
+def planned_passes(audited: AuditedModel) -> dict[str, float]:
+    """What each check will cost, in forward passes of one image; the gradient of an image counts as one more.
+
+    Checks differ in cost by a factor of a thousand, so the time left follows from these and not from their
+    number. Attacks that stop early, and whatever else costs other than planned, is noticed after each check.
+    """
+    settings, random, eot = audited.settings, audited.random, audited.eot
+
+    def pgd(steps: int = settings.steps, draws: int = eot) -> float:
+        return 2.0 * steps * draws + audited.draws
+
+    passes = {
+        "reproducibility": 2.0 * random,
+        "own generator": 3.0,
+        "gradients": 4.0 * min(eot, 10),
+        "threat model": pgd() - audited.draws,
+        "fresh scoring": 2.0 * audited.draws * random,
+        "attack's own draws": 3.0 * audited.draws * random,
+        "noise": audited.draws + 2.0 * (not random),
+        "epsilon": (1 + len(settings.epsilon_sweep)) * pgd(),
+        "steps": sum(pgd(steps) for steps in settings.step_sweep),
+        "draws (EOT)": sum(pgd(draws=draws) for draws in settings.eot_sweep) * random,
+        "exact and BPDA": 2 * pgd() * hasattr(audited.model, "with_gradient"),
+        "black box": settings.max_queries * min(AVERAGED, eot) + audited.draws,
+        "better optimizer": pgd(),
+        "equal budget": 2 * pgd() * random,
+        "frozen draws": 2.0 * min(100, settings.steps * eot) * random,
+        "low frequencies": pgd(),
+    }
+    return {name: count * len(audited.images) for name, count in passes.items()}
+
+
+@contextmanager
+def _counted(audited: AuditedModel, progress: Reporter, shown: Mapping[str, str]) -> Iterator[bool]:
+    """Advance `progress` by the images that pass the model meanwhile, twice where they need a gradient.
+
+    Yields whether it does so: calls are seen if the model is a module.
+    """
+
+    def count(_: nn.Module, arguments: tuple[Any, ...]) -> None:
+        images = arguments[0]
+        progress.advance(len(images) * (2 if images.requires_grad and torch.is_grad_enabled() else 1), **shown)
+
+    # A hook and not a wrapper: views of the model, such as one with another gradient, share it.
+    hook = audited.model.register_forward_pre_hook(count) if isinstance(audited.model, nn.Module) else None
+    try:
+        yield hook is not None
+    finally:
+        if hook is not None:
+            hook.remove()
 
 
 def failed(findings: Sequence[Finding]) -> bool:

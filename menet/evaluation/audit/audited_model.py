@@ -1,7 +1,8 @@
 """The model under audit, with the settings and the results that its checks share."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -115,11 +116,24 @@ class AuditedModel:
     images: Float[Tensor, "b c h w"]
     labels: Tensor
     settings: AuditSettings
-    generator: torch.Generator
+    base_seed: int = 0
+    generator: torch.Generator = field(default_factory=torch.Generator)
+
+    def begin(self, name: str) -> None:
+        """Draw the seeds from now on for what is called `name`, whatever was computed before it."""
+        self.generator.manual_seed(evaluation_seed(self.base_seed, "audit", name))
 
     def seed(self) -> int:
         """A seed that nothing else in the audit uses."""
         return int(torch.randint(2**62, (), generator=self.generator))
+
+    @contextmanager
+    def _apart(self, name: str) -> Iterator[None]:
+        """Seeds for what several checks share: the same ones, whichever of them needs it first."""
+        state = self.generator.get_state()
+        self.begin(name)
+        yield
+        self.generator.set_state(state)
 
     @cached_property
     def random(self) -> bool:
@@ -166,16 +180,18 @@ class AuditedModel:
     @cached_property
     def clean(self) -> Tensor:
         """The accuracy on clean images, by example."""
-        return self.accuracy(self.images)
+        with self._apart("clean accuracy"):
+            return self.accuracy(self.images)
 
     @cached_property
     def attack(self) -> AuditedAttack:
         """The audited attack, run once."""
         attack = self.pgd() if self.settings.attack is None else self.settings.attack
-        seed, recorder = self.seed(), StateRecorder(self.model)
+        with self._apart("audited attack"):
+            seed, recorder = self.seed(), StateRecorder(self.model)
+            random = torch.Generator().manual_seed(self.seed())
         reseed(self.model, seed)
         options: dict[str, Any] = {"loss_history": True} if isinstance(attack, Attack) else {}
-        random = torch.Generator().manual_seed(self.seed())
         result = attack(recorder, self.images, self.labels, generator=random, **options)
         candidates = getattr(result, "restarts", None)
         return AuditedAttack(
@@ -189,7 +205,9 @@ class AuditedModel:
     @cached_property
     def robust(self) -> Tensor:
         """The accuracy under the audited attack, by example."""
-        return self.accuracy(self.attack.images)
+        images = self.attack.images
+        with self._apart("robust accuracy"):
+            return self.accuracy(images)
 
 
 Check = Callable[[AuditedModel], Finding]

@@ -89,7 +89,9 @@ def exact_and_bpda(audited: AuditedModel) -> Finding:
     if clear and used == weaker:
         return Finding(
             "fail",
-            f"Robust accuracy is higher with {weaker} gradients than with {stronger}: report the latter.",
+            f"Robust accuracy is {numbers[weaker]:.1%} with {weaker} gradients but {numbers[stronger]:.1%} with "
+            f"{stronger} ones. To pass, attack with the latter: `menet audit --gradient {stronger}`, in Python "
+            f"`model.with_gradient({stronger!r})`; report `menet evaluate --attacks pgd:gradient={stronger}`.",
             numbers,
         )
     if clear:

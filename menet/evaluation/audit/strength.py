@@ -155,7 +155,7 @@ def better_optimizer(audited: AuditedModel) -> Finding:
     if clearly_above(audited.robust, accuracy, settings.tolerance):
         return Finding(
             "fail",
-            "The standard suite finds more with the same number of gradients: report `--attack standard`.",
+            "The standard suite finds more with the same number of gradients: report `--attacks standard`.",
             numbers,
         )
     return Finding("pass", "The standard suite finds no more with the same number of gradients.", numbers)
