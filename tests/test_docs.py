@@ -99,7 +99,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     try:
         trained = ["folder:photos@16", "--defense", "me-net", "--model", "small", "--epochs", "1"]
         assert main(["train", *trained, "--validation", "0", "--batch-size", "4", "--out", "RUN"]) == 0
-        assert main(["evaluate", "RUN", "--attacks", "pgd", "--epsilon", "8/255", "--draws", "5"]) == 0
+        assert (
+            main(["evaluate", "RUN", "--attacks", "pgd", "--epsilon", "8/255", "--stop", "2", "--draws", "5"])
+            == 0
+        )
     finally:
         os.chdir(here)
     for name in ("OTHER", "runs/NAME", "runs/OTHER", "runs/A", "runs/B"):
