@@ -90,9 +90,14 @@ class Appender:
     def append(self, contents: Iterable[Mapping[str, Any]]) -> None:
         """Add lines in one write, on disk when this returns."""
         whole = b"".join(map(encode, contents))
-        if os.write(self._handle, whole) != len(whole):
+        try:
+            written = os.write(self._handle, whole)
+            os.fsync(self._handle)
+        except OSError as error:
+            # The system does not know the name of an open file; whoever has to free space should.
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
+        if written != len(whole):
             raise RecordError(f"{self.path} could not be written completely: is the disk full?")
-        os.fsync(self._handle)
 
     def close(self) -> None:
         os.close(self._handle)

@@ -267,3 +267,13 @@ def test_damaged_results_of_a_reproduction_are_one_line_or_measured_again(
             Measurement.result(job, workspace)
     assert finished(job, workspace) is None
     assert _first_time(summary, 3.0) == 3.0
+
+
+def test_a_full_disk_is_told_with_the_name_of_the_records(tmp_path, monkeypatch):
+    def full(handle, content):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with jsonl.Appender(tmp_path / "pgd.rank0.jsonl") as file:
+        monkeypatch.setattr(jsonl.os, "write", full)
+        with pytest.raises(OSError, match=r"No space left on device: '.*pgd\.rank0\.jsonl'"):
+            file.append([ROW])
