@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
-.PHONY: help demo check lint test soak bench docs clean
+.PHONY: help demo check lint test soak bench docs package clean
 
 help:
 	@echo "make demo    train, attack and certify on real digits, and write the report"
@@ -12,6 +12,7 @@ help:
 	@echo "make soak    damaged files, kills, full disks: hours, can be stopped; the table of docs/reliability.md"
 	@echo "make bench   ratios of speed, measured side by side"
 	@echo "make docs    the documentation as a site, in site/, links checked"
+	@echo "make package the wheel and the source archive, in dist/"
 	@echo "make clean   remove what the other targets made"
 
 .venv/user: pyproject.toml constraints.txt
@@ -54,7 +55,12 @@ bench: .venv/developer
 
 docs: .venv/user
 	@$(PIP) --constraint constraints.txt --editable '.[docs]'
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	$(BIN)/menet explore --quick --export site/explore.html
+
+package: .venv/user
+	@$(PIP) --constraint constraints.txt build
+	$(BIN)/python -m build
 
 clean:
 	rm -rf .venv build dist runs site .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -9,8 +9,10 @@ import errno
 import importlib
 import inspect
 import os
+import shutil
 import signal
 import sys
+import textwrap
 import threading
 import time
 import warnings
@@ -123,16 +125,21 @@ def run() -> NoReturn:
     sys.exit(code)
 
 
+EXIT_CODES = {
+    0: "done",
+    1: "a check failed",
+    2: "invalid usage or input",
+    130: "interrupted",
+    141: "nobody reads the output",
+}
+
 OUTPUT_FULL = (errno.ENOSPC, errno.EDQUOT)
 OUTPUT_FAILED = (*OUTPUT_FULL, errno.EROFS, errno.EFBIG, errno.EIO)
 """Errors of a file that is being written, which do not always carry its name."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code.
-
-    0: done, 1: a check failed, 2: invalid usage or input, 130: interrupted, 141: nobody reads the output.
-    """
+    """Run one command and return its exit code, one of `EXIT_CODES`."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_overview(COMMANDS))
@@ -264,7 +271,21 @@ def _parsed(name: str, arguments: list[str], modules: Sequence[str] = ()) -> Any
     module, attribute = COMMANDS[name].target.split(":")
     command_type = getattr(importlib.import_module(module), attribute)
     _name_optional_values(command_type)
-    return tyro.cli(command_type, prog=f"menet {name}", args=arguments, description=inspect.getdoc(command_type))
+    description = _wrapped(inspect.getdoc(command_type) or "")
+    # A flag is there or not: no `--no-json` beside `--json`.
+    config = (tyro.conf.FlagCreatePairsOff,)
+    return tyro.cli(command_type, prog=f"menet {name}", args=arguments, description=description, config=config)
+
+
+def _wrapped(text: str) -> str:
+    """A docstring in lines that fit the terminal; indented lines, which are examples, stay as they are."""
+    width = min(shutil.get_terminal_size().columns, 100)
+    parts = []
+    for part in text.split("\n\n"):
+        # tyro joins lines, except those that begin with a space.
+        lines = part.splitlines() if part[0] == " " else textwrap.wrap(part, width - 1)
+        parts.append("\n".join(f" {line}" for line in lines))
+    return "\n\n".join(parts)
 
 
 def _unknown(arguments: list[str]) -> int:
@@ -338,13 +359,18 @@ def _overview(commands: dict[str, Command]) -> str:
     lines = [f"  {name:<{width}}  {command.summary}" for name, command in commands.items()]
     return "\n".join(
         [
-            "menet: defend image classifiers with matrix estimation, and measure how robust they are.",
+            "menet: defend image classifiers with matrix estimation; measure how robust they are",
             "",
             "usage: menet COMMAND [OPTIONS]      `menet COMMAND --help` explains one command",
             "       menet --import MODULE COMMAND [OPTIONS]      with estimators and defenses of your own, which",
             "                                                    register themselves: its code is executed",
             "",
             *lines,
+            "",
+            "exit codes",
+            *(f"  {code:<{width}}  {meaning}" for code, meaning in EXIT_CODES.items()),
+            "",
+            "`menet --version` prints the version.",
         ]
     )
 

@@ -1,28 +1,55 @@
-"""What the documents tell users to type works as written; names, options and links in them exist; spelling."""
+"""What the documents tell users to type works as written; the site builds; names, options, links, spelling."""
 
 import importlib.util
+import json
+import os
 import re
+import shlex
+import shutil
+import subprocess
+import sys
 import tomllib
-from dataclasses import fields
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from html.parser import HTMLParser
 from pathlib import Path
+from typing import NamedTuple
 from unittest.mock import patch
 
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 import menet
 from menet import baselines
-from menet.cli import COMMANDS
+from menet.cli import COMMANDS, main
 from menet.preprocessed import Preprocessed
+from menet.training import recipes
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-RUN_AS_WRITTEN = [
-    ROOT / "README.md",
-    *(ROOT / "docs" / f"{name}.md" for name in ("index", "tutorial", "how-to", "baselines", "choose")),
-    *sorted((ROOT / "docs/baselines").glob("*.md")),
-]
+FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+LANGUAGES = {"python", "sh", "text", "json", "bibtex"}
+
+# Lines of shell blocks that are parsed and not run, and why. Everything else of every block runs.
+ELSEWHERE = "a program that is not menet"
+NOT_RUN = {
+    r"(pip|make|torchrun|srun|first=|export|source|#)": ELSEWHERE,
+    r"menet demo": "takes minutes; tests/report/test_demo.py runs it small",
+    r"menet (serve|explore)": "trains networks and waits for visitors; tests/web",
+    r"menet train (digits|mnist|cifar10|folder)": "takes minutes to days; tests/training",
+    r"menet prepare mnist": "takes an hour; tests/training",
+    r"menet data rank cifar10": "needs CIFAR-10; tests/data",
+    r"menet reproduce .*(table|--all)": "takes hours, or needs GPUs; tests/experiments",
+    r"menet reproduce --list": "plans every experiment, which takes a minute; tests/experiments",
+    r"menet evaluate .*(standard|bpda-eot|boundary|on-manifold|runs/surrogate)": "takes minutes; tests/attacks",
+    r"menet (evaluate|audit|publish) package": "names code of yours; tests/commands",
+    r"menet report results": "checks the results of the repository; tests/report",
+    r"menet audit": "takes minutes; tests/evaluation",
+    r"menet certify runs/few": "needs the network of the line before; tests/evaluation",
+}
+SLOW = {"tutorial", "how-to", "records", "training", "standard", "choose"}
 BRITISH = re.compile(
     r"colour|(?:normal|minim|maxim|optim|discret|summar|initial|random|synchron|regular|general|real|recogn|organ)is"
     r"(?:e|ed|es|er|ers|ing|ation|ations)\b|licence|behaviour|\bgrey|neighbour|favour|\bcentre|labelled|modelled",
@@ -32,21 +59,239 @@ OWN_WORDS = re.compile(r"answers? alike|goes on where|size of the change|accepte
 """Words of the project's first edition that a reader of the literature would have to translate."""
 
 
+class Block(NamedTuple):
+    """A fenced block of a document."""
+
+    document: Path
+    language: str
+    text: str
+
+
+def blocks(document: Path, language: str | None = None) -> list[Block]:
+    found = [Block(document, tag, text) for _, tag, text in FENCE.findall(document.read_text())]
+    return [one for one in found if language in (None, one.language)]
+
+
+def commands(document: Path) -> list[str]:
+    """The lines of the shell blocks of a document, without comments."""
+    text = "\n".join(block.text for block in blocks(document, "sh")).replace("\\\n", " ")
+    lines = (re.sub(r"(^|\s)# .*", "", line).strip() for line in text.splitlines())
+    return [line for line in lines if line]
+
+
+def reason_not_to_run(line: str) -> str | None:
+    return next((reason for pattern, reason in NOT_RUN.items() if re.match(pattern, line)), None)
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the documents speak of: photographs, runs, and their records."""
+    folder = tmp_path_factory.mktemp("world")
+    generator = torch.Generator().manual_seed(0)
+    for name in ("cat", "dog"):
+        (folder / "photos" / name).mkdir(parents=True)
+        for number in range(8):
+            pixels = torch.randint(256, (16, 16, 3), generator=generator, dtype=torch.uint8)
+            Image.fromarray(pixels.numpy()).save(folder / "photos" / name / f"{number}.png")
+    shutil.copy(folder / "photos" / "cat" / "0.png", folder / "photo.png")
+    here = os.getcwd()
+    os.chdir(folder)
+    try:
+        trained = ["folder:photos@16", "--defense", "me-net", "--model", "small", "--epochs", "1"]
+        assert main(["train", *trained, "--validation", "0", "--batch-size", "4", "--out", "RUN"]) == 0
+        assert (
+            main(["evaluate", "RUN", "--attacks", "pgd", "--epsilon", "8/255", "--stop", "2", "--draws", "5"])
+            == 0
+        )
+    finally:
+        os.chdir(here)
+    for name in ("OTHER", "runs/NAME", "runs/OTHER", "runs/A", "runs/B"):
+        shutil.copytree(folder / "RUN", folder / name)
+    return folder
+
+
+@pytest.fixture
+def visited(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of that world as the current folder."""
+    shutil.copytree(world, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An empty folder. Pages show how to register estimators and defenses; other tests must not find those."""
+    monkeypatch.chdir(tmp_path)
+    digits = replace(recipes.digits(), limit=50, epochs=1, model="small", validation=10)
+    with (
+        patch.dict(menet.estimators.ESTIMATORS),
+        patch.dict(Preprocessed.kinds),
+        patch.object(recipes, "digits", lambda: digits),
+    ):
+        yield
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_block_says_what_it_is(document: Path) -> None:
+    assert {block.language for block in blocks(document)} <= LANGUAGES
+    # A fence that does not close would hide the blocks behind it.
+    assert len(re.findall(r"^ *```", document.read_text(), re.MULTILINE)) == 2 * len(blocks(document))
+    for block in blocks(document, "json"):
+        json.loads(block.text)
+
+
 @pytest.mark.parametrize(
     "document",
-    [pytest.param(path, marks=[pytest.mark.slow] * (path.stem == "tutorial")) for path in RUN_AS_WRITTEN],
+    [
+        pytest.param(path, marks=[pytest.mark.slow] * (path.stem in SLOW))
+        for path in DOCUMENTS
+        if blocks(path, "python")
+    ],
     ids=lambda path: path.name,
 )
-def test_code_runs_in_the_order_it_is_read(document, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    pieces = re.findall(r"^```python\n(.*?)^```$", document.read_text(), re.MULTILINE | re.DOTALL)
-    assert pieces
+@pytest.mark.usefixtures("alone")
+def test_code_runs_in_the_order_it_is_read(document: Path, request: pytest.FixtureRequest) -> None:
+    pieces = [block.text for block in blocks(document, "python")]
+    if document.stem == "tutorial":
+        # Its notebook holds the same code, so that is what runs.
+        cells = json.loads((ROOT / "examples" / "tutorial.ipynb").read_text())["cells"]
+        pieces = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     network = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 10))
-    names = {"classifier": network, "images": torch.rand(2, 3, 32, 32)}
-    # Pages show how to register estimators and defenses; other tests must not find those.
-    with patch.dict(menet.estimators.ESTIMATORS), patch.dict(Preprocessed.kinds):
-        for piece in pieces:
-            exec(compile(piece, document.name, "exec"), names)
+    names = {"classifier": network, "images": torch.rand(2, 3, 32, 32), "labels": torch.tensor([0, 1])}
+    if document.stem == "records":
+        request.getfixturevalue("visited")
+        names["model"] = menet.MENet(network, "usvt", p=0.5).eval()
+    for piece in pieces:
+        exec(compile(piece, document.name, "exec"), names)
+
+
+def test_the_notebook_is_the_tutorial() -> None:
+    spec = importlib.util.spec_from_file_location("make_notebook", ROOT / "docs" / "make_notebook.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    page = module.PAGE.read_text()
+    assert module.NOTEBOOK.read_text() == module.text_of(page), "run `python docs/make_notebook.py`"
+    cells = module.notebook_of(page)["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert code == [block.text.strip("\n") for block in blocks(module.PAGE, "python")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "document",
+    [path for path in DOCUMENTS if any(reason_not_to_run(line) is None for line in commands(path))],
+    ids=lambda path: path.name,
+)
+@pytest.mark.usefixtures("visited")
+def test_commands_run(document: Path) -> None:
+    for line in commands(document):
+        if reason_not_to_run(line) is None:
+            words, _, target = line.partition(" > ")
+            with open(target or os.devnull, "w") as stream, patch.object(sys, "stdout", stream):
+                assert main(shlex.split(words)[1:]) == 0, line
+            if target.endswith(".json"):
+                json.loads(Path(target).read_text())
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_commands_that_do_not_run_are_parsed(document: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for line in commands(document):
+        if re.match(r"(menet|.*--no-python +menet) ", line):
+            arguments = shlex.split(re.sub(r"^(.*--no-python +)?menet | > .*", "", line))
+            name = next(name for name in COMMANDS if arguments[: len(name.split())] == name.split())
+            module, attribute = COMMANDS[name].target.split(":")
+            with patch.object(getattr(importlib.import_module(module), attribute), "__call__") as call:
+                call.return_value = 0
+                assert main(arguments) == 0, line
+            call.assert_called_once()
+
+
+def test_every_reason_is_needed() -> None:
+    every = [line for document in DOCUMENTS for line in commands(document)]
+    for pattern in NOT_RUN:
+        assert any(re.match(pattern, line) for line in every), pattern
+    ran = [line for line in every if reason_not_to_run(line) is None]
+    assert len(ran) >= 12
+    assert all(line.startswith("menet ") for line in ran), ran
+
+
+class References(HTMLParser):
+    """What a page loads, and where it leads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loaded: list[str] = []
+        self.links: list[str] = []
+        self.anchors: set[str] = set()
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        found = {name: value or "" for name, value in attributes}
+        self.anchors.update(found[name] for name in ("id", "name") if name in found)
+        for name in ("href", "src", "srcset", "poster", "data", "action"):
+            if name in found:
+                (self.links if tag == "a" else self.loaded).append(found[name])
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The documentation as a site, built in strict mode."""
+    if importlib.util.find_spec("mkdocs") is None or importlib.util.find_spec("material") is None:
+        pytest.skip("needs mkdocs-material: pip install 'menet[docs]'")
+    folder = tmp_path_factory.mktemp("site")
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert built.returncode == 0, built.stderr
+    return folder
+
+
+def read(page: Path) -> References:
+    references = References()
+    references.feed(page.read_text())
+    return references
+
+
+@pytest.mark.slow
+def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > len(DOCUMENTS) - 5
+    outside = re.compile(r"(?:[a-z]+:)?//", re.IGNORECASE)
+    for page in pages:
+        assert [one for one in read(page).loaded if outside.match(one)] == [], page.name
+    for style in site.rglob("*.css"):
+        assert re.findall(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//[^)]*", style.read_text()) == [], style.name
+
+
+@pytest.mark.slow
+def test_links_of_the_site_lead_somewhere(site: Path) -> None:
+    pages = {page: read(page) for page in site.rglob("*.html")}
+    for page, references in pages.items():
+        if page.name == "404.html":
+            continue
+        for link in [*references.links, *references.loaded]:
+            path, _, anchor = link.partition("#")
+            if re.match(r"[a-z]+:", path) or link in ("", "#"):
+                continue
+            place = (page.parent / path).resolve() if path else page
+            place = place / "index.html" if place.is_dir() else place
+            if place == site / "explore.html":
+                continue  # `make docs` adds it, after a minute of training
+            assert place.is_file(), f"{page.name}: {link}"
+            if anchor and place in pages and not anchor.startswith("__"):
+                assert anchor in pages[place].anchors, f"{page.name}: {link}"
+
+
+@pytest.mark.slow
+def test_the_reference_documents_every_name_it_lists(site: Path) -> None:
+    page = (site / "api.html").read_text()
+    for name in re.findall(r"^::: (menet[\w.]*)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE):
+        _, _, shown = page.partition(f'id="{name}"')
+        assert "<p>" in shown.partition('class="doc doc-object doc-')[0], name
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -106,7 +351,7 @@ def test_commands_and_options_exist(document):
     # At the beginning of a line, after torchrun's options, or in backticks.
     for line in re.findall(r"(?:^|--no-python +|`)menet ([a-z][^`\n]*)", text, re.MULTILINE):
         words = line.split()
-        name = " ".join(words[:2]) if words[0] == "data" else words[0]
+        name = " ".join(words[:2]) if words[0] in ("data", "models") else words[0]
         assert name in COMMANDS, line
         module, attribute = COMMANDS[name].target.split(":")
         options = {one.name for one in fields(getattr(importlib.import_module(module), attribute))}
@@ -122,9 +367,10 @@ def test_extras_exist(document):
 
 
 def test_every_page_is_in_the_navigation():
-    navigation = re.findall(r": ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
-    pages = {path.name for path in (ROOT / "docs").glob("*.md")}
+    navigation = re.findall(r"[-:] ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    pages = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
     assert set(navigation) == pages
+    assert len(navigation) == len(pages)
 
 
 def test_the_reference_names_what_exists():
@@ -148,3 +394,49 @@ def test_each_baseline_has_a_page_with_all_its_settings():
             assert words in page, (name, words)
         for setting in kind(nn.Identity()).settings():
             assert f"`{setting}`" in page, (name, setting)
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/limits.md"])
+def test_the_results_shown_are_those_of_the_records(name: str, tmp_path: Path) -> None:
+    text = (ROOT / name).read_text()
+    assert text.index("<!-- results -->\n") < text.index("<!-- /results -->")
+    if any((ROOT / "results").rglob("*.npz")):
+        from menet.report.page import fill_results
+
+        copy = tmp_path / "page.md"
+        copy.write_text(text)
+        fill_results(copy, ROOT / "results")
+        assert copy.read_text() == text, "run `menet report results --fill README.md docs/limits.md`"
+
+
+def test_package_data_is_in_the_wheel() -> None:
+    builder = pytest.importorskip("hatchling.builders.wheel", reason="needs hatchling: pip install 'menet[dev]'")
+    wheel = builder.WheelBuilder(str(ROOT))
+    inside = {Path(one.distribution_path).as_posix() for one in wheel.recurse_included_files()}
+    data = [path for path in (ROOT / "menet").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    assert {path.relative_to(ROOT).as_posix() for path in data} == inside
+    needed = {
+        "menet/py.typed",
+        "menet/web/page.html",
+        "menet/report/page.html.jinja",
+        "menet/experiments/claims.json",
+    }
+    assert needed <= inside
+    assert "menet/pretrained/*.safetensors" in wheel.target_config["artifacts"]
+
+
+def test_metadata_is_complete() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert {
+        "description",
+        "readme",
+        "license",
+        "license-files",
+        "requires-python",
+        "keywords",
+        "urls",
+    } <= project.keys()
+    assert all((ROOT / name).is_file() for name in (project["readme"], *project["license-files"]))
+    assert "web" in project["optional-dependencies"]["all"][0]
+    classifiers = pytest.importorskip("trove_classifiers", reason="comes with hatchling").classifiers
+    assert set(project["classifiers"]) <= classifiers

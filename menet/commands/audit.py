@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from menet.commands.options import Data, Device, Epsilon, MaxBatch, Norm, Root, Run, Seed, Side, Split
+from menet.commands.output import Csv, Json, Latex, Output, printing
 
 if TYPE_CHECKING:
     from menet.evaluation.audit import Finding
@@ -68,7 +69,14 @@ class Audit:
     out: Path | None = None
     """File for the findings. Default: RUN/audit.json."""
 
-    def __call__(self) -> int:
+    json: Json = False
+
+    csv: Csv = False
+
+    latex: Latex = False
+
+    @printing
+    def __call__(self, out: Output) -> int:
         import torch
 
         from menet.attacks import ThreatModel
@@ -129,7 +137,8 @@ class Audit:
             keep=keep,
         )
         rows = [provenance.plain(asdict(finding)) for finding in findings]
-        audit_table(rows).print()
+        out.table(audit_table(rows))
+        out.value(findings=rows, file=file)
         made = {"source": source, **provenance.of_machine(device)}
         write_atomically(file, json.dumps({**content, "made": made, "findings": rows}, indent=1))
         unfinished.unlink(missing_ok=True)

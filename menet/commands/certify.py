@@ -1,10 +1,11 @@
 """`menet certify`: certified accuracy of a ME-Net against perturbed pixels."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from menet.commands.options import Data, Device, MaxBatch, Root, Run, Seed, Side, Split
+from menet.commands.output import Csv, Json, Latex, Output, printing
 
 if TYPE_CHECKING:
     from menet.report.collect import Subject
@@ -70,7 +71,14 @@ class Certify:
     out: Path | None = None
     """Folder for records and curve. Default: RUN/certificate, with -P and -partitions for these options."""
 
-    def __call__(self) -> int:
+    json: Json = False
+
+    csv: Csv = False
+
+    latex: Latex = False
+
+    @printing
+    def __call__(self, out: Output) -> int:
         from menet.commands.options import check_model, dataset_of, default_folder, device_of, model_of
         from menet.defense import MENet
         from menet.errors import ConfigurationError
@@ -111,8 +119,9 @@ class Certify:
             print(f"process {worker.rank} is done; other processes still work on {len(records.missing)} examples")
             return 0
         subject = Subject(self.run, certificate=records)
-        certificates([subject]).print()
+        out.table(certificates([subject]))
         found = certificate_summary(records)
+        out.value(summary=asdict(found), records=folder)
         print(
             f"clean accuracy of the vote {found.vote.value:.1%} [{found.vote.low:.1%}, {found.vote.high:.1%}]; "
             f"median certified radius {found.median_radius} pixels"

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import tyro
 
 from menet.commands.options import Root, Side, Split
+from menet.commands.output import Csv, Json, Latex, Output, printing
 from menet.errors import ConfigurationError
 
 Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
@@ -20,7 +21,14 @@ class DataList:
 
     root: Root = None
 
-    def __call__(self) -> int:
+    json: Json = False
+
+    csv: Csv = False
+
+    latex: Latex = False
+
+    @printing
+    def __call__(self, out: Output) -> int:
         from rich.console import Console
 
         from menet.data.catalog import SOURCES
@@ -30,7 +38,8 @@ class DataList:
         place = data_folder(self.root)
         columns = ("name", "installed", "images", "classes", "size", "license")
         rows = tuple(_row(source, place / source.name) for source in SOURCES.values())
-        Table("", columns, rows).print(lines=False)
+        out.table(Table("", columns, rows), lines=False)
+        out.value(folder=place)
         Console(highlight=False).print(
             f"\nEach dataset has a folder in {place} (set MENET_DATA to use another folder).\n"
             "Images: training+test as published; menet data verify NAME compares.\n"
@@ -52,11 +61,15 @@ class DataFetch:
     replace: bool = False
     """Replace the files that are already there."""
 
-    def __call__(self) -> int:
+    json: Json = False
+
+    @printing
+    def __call__(self, out: Output) -> int:
         from menet.data import catalog, install
 
         source = catalog.source(self.name)
         place = install.fetch(source, self.root, self.replace)
+        out.value(folder=place, license=source.license)
         print(f"{self.name}: {place} (terms: {source.license})")
         return 0
 
@@ -79,11 +92,16 @@ class DataImport:
     replace: bool = False
     """Replace the files that are already there."""
 
-    def __call__(self) -> int:
+    json: Json = False
+
+    @printing
+    def __call__(self, out: Output) -> int:
         from menet.data import catalog, install
 
         source = catalog.source(self.name)
-        print(f"{self.name}: {install.take(source, self.path, self.root, self.replace)}")
+        place = install.take(source, self.path, self.root, self.replace)
+        out.value(folder=place)
+        print(f"{self.name}: {place}")
         if source.versions:
             DataVerify(self.name, self.root)()
         return 0
@@ -98,12 +116,20 @@ class DataVerify:
 
     root: Root = None
 
-    def __call__(self) -> int:
+    json: Json = False
+
+    csv: Csv = False
+
+    latex: Latex = False
+
+    @printing
+    def __call__(self, out: Output) -> int:
         from menet.data import catalog
         from menet.data.catalog import place_of
         from menet.data.dataset import require_file
         from menet.data.published import Checksums
         from menet.errors import DataError
+        from menet.report.tables import Cell, Table
 
         source = catalog.source(self.name)
         if not source.versions:
@@ -111,16 +137,18 @@ class DataVerify:
         place = require_file(place_of(self.name, self.root), self.name)
         checksums = Checksums(place, remember=False)
         files = source.version(place)
-        width = max(len(file.path) for file in files)
         exact = []
+        rows = []
         for file in files:
             exact.append(checksums.is_exact(file))
             here = (place / file.path).exists() or (place / file.path).with_suffix("").exists()
             verdict = "as published" if exact[-1] else "differs from what was published" if here else "missing"
             if here and not exact[-1] and file.is_folder:
                 verdict = "not known to be as published (only a folder unpacked by menet from the archive is)"
-            print(f"{file.path:<{width}}  {verdict}")
+            rows.append((Cell(file.path), Cell(verdict)))
         whole = all(exact)
+        out.table(Table("", ("file", "verdict"), tuple(rows)), lines=False)
+        out.value(as_published=whole)
         print(f"{self.name}: {'exactly' if whole else 'not exactly'} what its publisher offers")
         return 0 if whole else 1
 
@@ -150,7 +178,14 @@ class DataRank:
     out: Path = Path("runs/rank")
     """Folder for NAME-SPLIT.png and NAME-SPLIT.json."""
 
-    def __call__(self) -> int:
+    json: Json = False
+
+    csv: Csv = False
+
+    latex: Latex = False
+
+    @printing
+    def __call__(self, out: Output) -> int:
         if not 0 < self.energy <= 1:
             raise ConfigurationError(f"expected 0 < energy <= 1, got {self.energy}")
         if self.limit is not None and self.limit < 1:
@@ -175,7 +210,9 @@ class DataRank:
             with replacing(picture) as temporary:
                 figure.savefig(temporary, format="png", dpi=160)
         write_atomically(picture.with_suffix(".json"), json.dumps(asdict(numbers), indent=1))
+        out.value(**asdict(numbers), picture=picture)
         print(numbers.text())
+        out.table(numbers.table(), lines=False)
         print(f"picture: {picture}")
         return 0
 
@@ -217,20 +254,24 @@ class RankNumbers:
     def text(self) -> str:
         """The numbers as lines to read."""
         height, width = self.matrix
-        rows = [
-            f"{rank:>4}  {count:>6,}  {fraction:>7.2%}"
-            for rank, (count, fraction) in enumerate(zip(self.histogram, self.cumulative, strict=True))
-            if count
-        ]
         return "\n".join(
             [
                 f"{self.dataset} {self.split}: {self.images:,} images as {height}×{width} matrices",
                 f"approximate rank: mean {self.mean:.2f}, median {self.median}, "
                 f"90% of images at most {self.percentile_90}, largest {self.largest}",
-                "rank  images  at most",
-                *rows,
             ]
         )
+
+    def table(self) -> Any:
+        """How many images have each rank, and which fraction has at most that."""
+        from menet.report.tables import Cell, Table
+
+        rows = tuple(
+            tuple(Cell(text, number=True) for text in (str(rank), f"{count:,}", f"{fraction:.2%}"))
+            for rank, (count, fraction) in enumerate(zip(self.histogram, self.cumulative, strict=True))
+            if count
+        )
+        return Table("", ("rank", "images", "at most"), rows)
 
 
 def _row(source: Any, place: Path) -> tuple[Any, ...]:

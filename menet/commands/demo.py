@@ -14,6 +14,7 @@ from rich.console import Console
 from menet.commands import demo_plan
 from menet.commands.demo_plan import Network, Plan
 from menet.commands.options import BASELINES, Seed
+from menet.commands.output import Csv, Json, Latex, Output, printing
 from menet.errors import ConfigurationError, require
 
 
@@ -44,7 +45,14 @@ class Demo:
 
     seed: Seed = 0
 
-    def __call__(self) -> int:
+    json: Json = False
+
+    csv: Csv = False
+
+    latex: Latex = False
+
+    @printing
+    def __call__(self, out: Output) -> int:
         if self.seed < 0:
             raise ConfigurationError(f"expected seed >= 0, got {self.seed}")
         baselines = demo_plan.chosen_baselines(self.baselines)
@@ -81,7 +89,7 @@ class Demo:
                 self._certify(plan, network, work, testing)
 
         console.print("[bold]5. Writing the report[/bold]")
-        self._report(plan, work, time.monotonic() - began, console)
+        self._report(plan, work, time.monotonic() - began, console, out)
         return 0
 
     def _attack(self, plan: Plan, network: Network, work: Path, testing: Any) -> None:
@@ -135,7 +143,7 @@ class Demo:
         )
         certify(model, testing, folder / "certificate", settings, source=folder.name)
 
-    def _report(self, plan: Plan, work: Path, seconds: float, console: Console) -> None:
+    def _report(self, plan: Plan, work: Path, seconds: float, console: Console, out: Output) -> None:
         from menet.files import write_atomically
         from menet.report.collect import NOTES, collect
         from menet.report.narrative import answer
@@ -155,10 +163,12 @@ class Demo:
         write_atomically(work / NOTES, json.dumps(notes, indent=1, ensure_ascii=False))
         collection = collect(work)
         write_atomically(self.out / "report.html", render_html(report_of(collection)))
-        summary(collection).print(console)
-        certificates(collection.subjects).print(console)
+        out.table(summary(collection), console)
+        out.table(certificates(collection.subjects), console)
+        told = [*answer(collection), *plan.caveats]
+        out.value(answer=told, report=self.out / "report.html", records=work)
         console.print("\n[bold]Does it help?[/bold]")
-        for paragraph in (*answer(collection), *plan.caveats):
+        for paragraph in told:
             console.print(f"• {paragraph}", markup=False, highlight=False)
         console.print(f"\nreport: {self.out / 'report.html'}\nrecords and networks: {work}")
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from menet.commands.options import Root
+from menet.commands.output import Json, Output, printing
 
 PACKAGES = (
     "torch", "numpy", "scipy", "pillow", "numba", "llvmlite", "safetensors", "tyro", "rich", "pooch", "jaxtyping",
@@ -49,10 +50,10 @@ class Doctor:
 
     root: Root = None
 
-    json: bool = False
-    """Print JSON."""
+    json: Json = False
 
-    def __call__(self) -> int:
+    @printing
+    def __call__(self, out: Output) -> int:
         found = Findings()
         found.sections["menet"] = _versions()
         found.sections["machine"] = _machine()
@@ -67,10 +68,8 @@ class Doctor:
                 found.failed.append(name)
                 result = f"FAILED: {type(error).__name__}: {str(error)[:300]}"
             tests[name] = f"{result} ({time.perf_counter() - began:.2f} s)"
-        if self.json:
-            print(json.dumps({**found.sections, "failed": found.failed}, indent=1, ensure_ascii=False))
-        else:
-            print(found.text())
+        out.value(**found.sections, failed=found.failed)
+        print(found.text())
         return int(bool(found.failed))
 
 
@@ -133,7 +132,7 @@ def _compiled() -> dict[str, str]:
     place = folder if folder.exists() else next(one for one in folder.parents if one.exists())
     return {
         "folder": _short(folder),
-        "stored": f"{stored} functions" if stored else "none yet; the first call compiles them (about 20 s)",
+        "stored": f"{stored} functions" if stored else "none yet; the first call compiles them (about a minute)",
         "writable": "yes" if os.access(place, os.W_OK) else "no: every process compiles them again",
     }
 
@@ -212,8 +211,11 @@ SELF_TESTS: dict[str, Callable[[], str]] = {"estimators": _estimates, "gradients
 class Completion:
     """Print a script that completes commands and options of menet in a shell.
 
-    bash: `source <(menet completion bash)` in ~/.bashrc. zsh: the same with zsh, in ~/.zshrc after `compinit`.
-    fish: `menet completion fish > ~/.config/fish/completions/menet.fish`.
+    The shell loads it at its start:
+
+      bash  `source <(menet completion bash)` in ~/.bashrc
+      zsh   `source <(menet completion zsh)` in ~/.zshrc, after `compinit`
+      fish  `menet completion fish > ~/.config/fish/completions/menet.fish`
     """
 
     shell: Annotated[Literal["bash", "zsh", "fish"], tyro.conf.Positional]

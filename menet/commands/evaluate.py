@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from menet.commands.options import ATTACKS, Data, Device, Epsilons, MaxBatch, Root, Run, Seed, Side, Split
+from menet.commands.output import Csv, Json, Latex, Output, printing
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,14 @@ class Evaluate:
     against: Path | None = None
     """Another run, or a folder of records, to compare with on the same examples (McNemar's test)."""
 
-    def __call__(self) -> int:
+    json: Json = False
+
+    csv: Csv = False
+
+    latex: Latex = False
+
+    @printing
+    def __call__(self, out: Output) -> int:
         from menet.commands.options import default_folder, epsilon_of, model_of, subject_of
         from menet.errors import ConfigurationError
         from menet.evaluation import EvaluationSettings, Worker, accuracies, evaluate, parse_attack
@@ -120,7 +128,8 @@ class Evaluate:
         subject = Subject(self.run, records)
         for label, found in records.items():
             table = every_accuracy(Subject(label, {label: found}))
-            table.only("criterion", "clean accuracy", "robust accuracy", explanation=table.explanation).print()
+            columns = ("criterion", "clean accuracy", "robust accuracy")
+            out.table(table.only(*columns, explanation=table.explanation))
             if any("member" in row for row in found.rows):
                 print(_spent(label, found.rows))
             unusable = sum(row.get("unusable_gradients", False) for row in found.rows)
@@ -136,8 +145,9 @@ class Evaluate:
                 raise ConfigurationError(
                     f"{self.against} has none of the attacks {', '.join(records)}; evaluate that model first"
                 )
-            comparison(subject, other, shared).print()
+            out.table(comparison(subject, other, shared))
         numbers = {label: [asdict(one) for one in accuracies(found)] for label, found in records.items()}
+        out.value(accuracies=numbers, records=folder)
         write_atomically(folder / "accuracies.json", json.dumps(numbers, indent=1))
         print(f"records: {folder}")
         return 0

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from menet.commands.output import Csv, Json, Latex, Output, printing
+
 if TYPE_CHECKING:
     from menet.training.pretrained import Card
 
@@ -20,17 +22,19 @@ class ModelsList:
     Load one with `menet.load("NAME")`, or write NAME wherever a command takes a run: `menet evaluate NAME`.
     """
 
-    json: bool = False
-    """Print JSON."""
+    json: Json = False
 
-    def __call__(self) -> int:
+    csv: Csv = False
+
+    latex: Latex = False
+
+    @printing
+    def __call__(self, out: Output) -> int:
         from menet.training import pretrained
 
         cards = [pretrained.card(name) for name in pretrained.names()]
-        if self.json:
-            print(json.dumps([asdict(card) for card in cards], indent=1))
-        else:
-            _table(cards).print()
+        out.value(networks=[asdict(card) for card in cards])
+        out.table(_table(cards))
         return 0
 
 
@@ -41,14 +45,15 @@ class ModelsShow:
     name: Name
     """A name of `menet models list`."""
 
-    json: bool = False
-    """Print JSON."""
+    json: Json = False
 
-    def __call__(self) -> int:
+    @printing
+    def __call__(self, out: Output) -> int:
         from menet.training import pretrained
 
         card = pretrained.card(self.name)
-        print(json.dumps(asdict(card), indent=1) if self.json else _card_text(card))
+        out.value(**asdict(card))
+        print(_card_text(card))
         return 0
 
 
@@ -74,7 +79,10 @@ class ModelsPack:
     settings: str | None = None
     """Settings of the defense, as a JSON object."""
 
-    def __call__(self) -> int:
+    json: Json = False
+
+    @printing
+    def __call__(self, out: Output) -> int:
         from menet.commands.train import json_object
         from menet.errors import ConfigurationError
         from menet.training.pretrained import pack
@@ -82,7 +90,9 @@ class ModelsPack:
         if self.settings is not None and self.defense is None:
             raise ConfigurationError("expected --defense with --settings")
         defense = None if self.defense is None else {"name": self.defense, **json_object(self.settings)}
-        print(f"{self.out}: {pack(self.run, self.out, self.rank, defense) / 2**20:.2f} MiB")
+        size = pack(self.run, self.out, self.rank, defense)
+        out.value(written=self.out, bytes=size)
+        print(f"{self.out}: {size / 2**20:.2f} MiB")
         return 0
 
 
@@ -96,7 +106,10 @@ class ModelsMeasured:
     results: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RESULTS")] = Path("results")
     """Folder of all results (`menet publish` writes it)."""
 
-    def __call__(self) -> int:
+    json: Json = False
+
+    @printing
+    def __call__(self, out: Output) -> int:
         from menet.files import write_atomically
         from menet.training import pretrained
 
@@ -104,6 +117,7 @@ class ModelsMeasured:
         text = json.dumps(found, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
         write_atomically(pretrained.FOLDER / pretrained.MEASURED, text)
         missing = [name for name in pretrained.names() if name not in found]
+        out.value(measured=list(found), missing=missing)
         print(f"measured: {', '.join(found) or 'none'}; not measured: {', '.join(missing) or 'none'}")
         return 0
 

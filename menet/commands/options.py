@@ -264,7 +264,7 @@ def dataset_of(
     from menet import data
 
     if name is None:
-        name = _dataset_of_run(run)
+        name = trained_on(run)
     if name.partition(":")[0] not in data.NAMES and Path(name).is_dir():
         name = f"folder:{name}"
     dataset = data.load(check_dataset(name), split, root, side=side)
@@ -273,7 +273,8 @@ def dataset_of(
     return dataset
 
 
-def _dataset_of_run(run: str) -> str:
+def trained_on(run: str) -> str:
+    """The dataset that a run or a network of the package was trained on."""
     from menet.training import pretrained
 
     path = pretrained.locate(run)

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from menet.commands.options import Dataset, Root, Seed
+from menet.commands.options import Dataset, Device, Root, Seed
+from menet.commands.output import Json, Output, printing
 from menet.commands.train import P, defense_settings
 
 
@@ -43,8 +44,13 @@ class Prepare:
 
     root: Root = None
 
-    def __call__(self) -> int:
-        from menet.commands.options import check_dataset
+    device: Device = "cpu"
+
+    json: Json = False
+
+    @printing
+    def __call__(self, out: Output) -> int:
+        from menet.commands.options import check_dataset, device_of
         from menet.training.prepared import prepare
 
         made = prepare(
@@ -55,6 +61,8 @@ class Prepare:
             limit=self.limit,
             per_shard=self.per_shard,
             seed=self.seed,
+            device=device_of(self.device),
         )
+        out.value(images=made.images, copies=made.copies, shards=made.shards, folder=self.out)
         print(f"{made.images:,} images, {made.copies} estimates each, in {made.shards} shards: {self.out}")
         return 0

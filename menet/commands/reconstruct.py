@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from menet.commands.options import Device
+from menet.commands.output import Json, Output, printing
 from menet.errors import ConfigurationError, DataError
 
 LONGEST_SIDE = 2048
@@ -35,22 +37,28 @@ class Reconstruct:
     """The PNG file to write."""
     seed: int = 0
     """Seed of the random mask."""
+    device: Device = "cpu"
+    json: Json = False
 
-    def __call__(self) -> int:
+    @printing
+    def __call__(self, out: Output) -> int:
         if not self.images:
             raise ConfigurationError("expected at least one image file: menet reconstruct IMAGE …")
         if not 0 <= self.p <= 1:
             raise ConfigurationError(f"expected 0 <= p <= 1, got {self.p:g}")
+        from menet.commands.options import device_of
         from menet.estimators import ESTIMATORS
         from menet.files import replacing
         from menet.progress import track
         from menet.report.pictures import image_grid, reconstruction_tiles
 
         names = [name for name in ESTIMATORS if self.estimator in (name, "all") and name != "mask-only"]
+        device = device_of(self.device)
         pictures = [_read(path) for path in self.images]
         rows, told = [], []
         for path, image in zip(self.images, track(pictures, "estimating"), strict=True):
-            masked, estimates = reconstructions(image, names, self.p, self.channels, self.seed)
+            masked, estimates = reconstructions(image.to(device), names, self.p, self.channels, self.seed)
+            masked, estimates = masked.cpu(), {name: one.cpu() for name, one in estimates.items()}
             (row,) = reconstruction_tiles(image, masked, estimates)
             told += [f"{path}: {tile.title}, {tile.caption}" for tile in row if tile and tile.caption]
             rows.append(row)
@@ -66,6 +74,7 @@ class Reconstruct:
                 figure.savefig(temporary, format="png", dpi=100)
         except OSError as error:
             raise DataError(f"cannot write {self.out}: {error.strerror or error}") from error
+        out.value(written=self.out, estimates=told)
         print("\n".join([*told, f"wrote {self.out}"]))
         return 0
 
@@ -86,7 +95,7 @@ def reconstructions(
     estimates = {}
     for name in ("mask-only", *names):
         model = MENet(nn.Identity(), build(name), p, channels=channels)
-        estimates[name] = model.estimate(images, mask)
+        estimates[name] = model.estimate(images, mask.to(images.device))
     return estimates.pop("mask-only"), estimates
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import tyro
 
 from menet.commands.options import Run, Tables
+from menet.commands.output import Csv, Json, Latex, Output, printing
 from menet.errors import RecordError
 
 
@@ -33,6 +34,10 @@ class Report:
     markdown: bool = False
     """Also write the report as Markdown, with its figures as PNG files."""
 
+    fill: tuple[Path, ...] = ()
+    """Of compact results: Markdown files that get the main table between their markers, <!-- results --> and
+    <!-- /results -->."""
+
     tables: Tables = ()
     """Also write every table in these formats."""
 
@@ -42,18 +47,24 @@ class Report:
     check: bool = False
     """Of compact results: write nothing, but say what a reviewer would refuse, with exit code 1."""
 
-    def __call__(self) -> int:
+    json: Json = False
+
+    @printing
+    def __call__(self, out: Output) -> int:
         from menet.files import write_atomically
         from menet.report.board import problems, write_board
         from menet.report.collect import collect
-        from menet.report.page import render_html, report_of, write_markdown, write_tables
+        from menet.report.page import fill_results, render_html, report_of, write_markdown, write_tables
 
         if any(self.folder.rglob("*.npz")) and not any(self.folder.rglob("*.jsonl")):
             if self.check:
                 found = problems(self.folder)
+                out.value(problems=found)
                 print("\n".join(found) or "nothing to object to")
                 return 1 if found else 0
-            print("results: " + ", ".join(map(str, write_board(self.folder))))
+            written = [*write_board(self.folder), *(fill_results(file, self.folder) for file in self.fill)]
+            out.value(written=written)
+            print("results: " + ", ".join(map(str, written)))
             return 0
         if self.check:
             raise RecordError(f"--check is for compact results (`menet publish`); {self.folder} has none")
@@ -65,6 +76,7 @@ class Report:
         if self.markdown:
             written = write_markdown(report, file.with_suffix(".md"))
             print(f"Markdown: {written[0]} and {len(written) - 1} figures")
+        out.value(report=file)
         for kind in self.tables:
             written = write_tables(report, file, kind)
             print(f"{kind}: {len(written)} tables in {written[0].parent}")
@@ -94,7 +106,10 @@ class Publish:
     out: Path = Path("results")
     """Folder of all results."""
 
-    def __call__(self) -> int:
+    json: Json = False
+
+    @printing
+    def __call__(self, out: Output) -> int:
         from menet.commands.options import default_folder
         from menet.errors import ConfigurationError
         from menet.evaluation import publish, read_folder
@@ -105,7 +120,9 @@ class Publish:
             from menet.experiments import EXPERIMENTS
             from menet.report.reproduction import pack
 
-            print("results: " + ", ".join(map(str, pack(Path(self.run), self.out / "paper", list(EXPERIMENTS)))))
+            written = pack(Path(self.run), self.out / "paper", list(EXPERIMENTS))
+            out.value(written=written)
+            print("results: " + ", ".join(map(str, written)))
             return 0
         if self.name is None:
             raise ConfigurationError("expected --name, the model's name on the board, such as mnist/me-net")
@@ -115,7 +132,9 @@ class Publish:
         written = publish(self.name, evaluations, training_of(self.run), self.out)
         size = sum(path.stat().st_size for path in written)
         print(f"{self.name}: {len(evaluations)} attacks, {size / 1024:,.0f} KiB in {self.out / self.name}")
-        print("results: " + ", ".join(map(str, write_board(self.out))))
+        written += (pages := write_board(self.out))
+        out.value(written=written)
+        print("results: " + ", ".join(map(str, pages)))
         return 0
 
 
@@ -142,7 +161,14 @@ class Compare:
     out: Path | None = None
     """Also write the table to this file: .csv, .tex, .json or .md."""
 
-    def __call__(self) -> int:
+    json: Json = False
+
+    csv: Csv = False
+
+    latex: Latex = False
+
+    @printing
+    def __call__(self, out: Output) -> int:
         from menet.evaluation.accuracy import incomparable
         from menet.report.collect import Subject, evaluations_of
         from menet.report.tables import comparison
@@ -158,7 +184,8 @@ class Compare:
             raise RecordError(f"cannot compare {first.name} and {second.name}: {'; '.join(left_out)}")
         alike = [label for label in shared if reasons[label] is None]
         table = comparison(first, second, alike, self.criterion)
-        table.print()
+        out.table(table)
+        out.value(left_out=left_out)
         for words in left_out:
             print(f"left out: {words}")
         if self.out is not None:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from menet.commands.options import Root, Tables
+from menet.commands.output import Csv, Json, Latex, Output, printing
 from menet.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -104,7 +105,14 @@ class Reproduce:
     store: str | None = None
     """Remote store of all jobs (s3://…, sftp://… or another fsspec address), instead of a shared folder."""
 
-    def __call__(self) -> int:
+    json: Json = False
+
+    csv: Csv = False
+
+    latex: Latex = False
+
+    @printing
+    def __call__(self, out: Output) -> int:
         from menet.experiments import EXPERIMENTS, experiment
         from menet.experiments.jobs import Workspace
         from menet.experiments.plan import save_summary, summarize
@@ -116,7 +124,7 @@ class Reproduce:
         device = _device_name(self.device)
         places = Workspace(self.out.absolute(), self.root, device, self.threads, address=self.store)
         if self.list:
-            _experiments_table(scale, places).print()
+            out.table(_experiments_table(scale, places))
             return 0
         names = tuple(EXPERIMENTS) if self.all else self.names
         if not names:
@@ -133,7 +141,8 @@ class Reproduce:
         if self.dry_run:
             costs = [(plan.name, self._graph([plan], scale, gpus)) for plan in chosen]
             unfiltered = [(plan.name, self._graph([plan], by_name(self.scale), gpus)) for plan in whole]
-            _show_cost(jobs, costs, unfiltered, scale, places, _Resources(workers, gpus, self.jobs_per_gpu))
+            resources = _Resources(workers, gpus, self.jobs_per_gpu)
+            _show_cost(jobs, costs, unfiltered, scale, places, resources, out)
             return 0
         from menet.report.reproduction import publish
 
@@ -144,6 +153,7 @@ class Reproduce:
                 # Of the whole table: what was left out now may have been measured before.
                 save_summary(summarize(plan.at(scale), scale, places, outcomes), places)
             pages = publish(places.root, tuple(EXPERIMENTS), self.tables)
+        out.value(written=pages, failed=[one.title for one in failures(outcomes)])
         for failed in failures(outcomes):
             print(f"failed: {failed.title}: {failed.message}; log: {failed.log}")
         lost = sum(one.status == "blocked" for one in outcomes.values())
@@ -310,6 +320,7 @@ def _show_cost(
     scale: "Scale",
     places: "Workspace",
     resources: _Resources,
+    out: Output,
 ) -> None:
     """Print what jobs cost by experiment and by kind, and the longest ones; write the whole graph."""
     from menet.experiments import cost_model
@@ -330,32 +341,27 @@ def _show_cost(
         )
 
     console = Console()
-    rows = []
+    rows, whole = [], []
     for (name, part), (_, full) in zip(chosen, unfiltered, strict=True):
         left = [job for job in part if finished(job, places) is None]
         memory = _bytes(max(map(cost_model.memory_of, part), default=0.0))
-        cells = (str(len(part)), str(len(part) - len(left)), *numbers(left), memory, *numbers(full)[:2])
+        cells = (str(len(part)), str(len(part) - len(left)), *numbers(left), memory)
         rows.append((Cell(name), *(Cell(cell, number=True) for cell in cells)))
-    columns = (
-        "experiment",
-        "jobs",
-        "finished",
-        "core-hours",
-        "GPU-hours",
-        "disk",
-        "GPU memory",
-        "core-hours of all",
-        "GPU-hours of all",
-    )
-    note = "“Of all” is without --datasets, --match, --without-extensions and --examples. Experiments share jobs."
-    Table(f"scale {scale.name}: {scale.summary}", columns, tuple(rows), note).print(console)
+        whole.append((Cell(name), *(Cell(cell, number=True) for cell in (str(len(full)), *numbers(full)))))
+    columns = ("experiment", "jobs", "finished", "core-hours", "GPU-hours", "disk", "GPU memory")
+    title = f"scale {scale.name}: {scale.summary}"
+    out.table(Table(title, columns, tuple(rows), "Experiments share jobs."), console)
+    keys = [{job.key for _, part in group for job in part} for group in (chosen, unfiltered)]
+    if keys[0] != keys[1]:
+        title = "without --datasets, --match, --without-extensions and --examples"
+        out.table(Table(title, ("experiment", "jobs", *columns[3:6]), tuple(whole)), console)
     rows = []
     for kind in [*dict.fromkeys(job.kind for job in jobs), "all"]:
         left = [job for job in waiting if kind in (job.kind, "all")]
         count = sum(kind in (job.kind, "all") for job in jobs)
         by_kind = (str(count), str(count - len(left)), *numbers(left))
         rows.append((Cell(kind), *(Cell(cell, number=True) for cell in by_kind)))
-    Table("each job once", ("kind", *columns[1:6]), tuple(rows)).print(console)
+    out.table(Table("each job once", ("kind", *columns[1:6]), tuple(rows)), console)
     # Of one GPU's jobs each has a part of its speed, so more of them at a time are no faster by this model.
     seconds = {job.key: costs[job.key].gpu_seconds() if gpu else costs[job.key].seconds(speed) for job in waiting}
     spent = sum(seconds.values()) / (len(resources.gpus) if gpu else resources.workers)

@@ -8,6 +8,7 @@ import tyro
 
 from menet.commands import demo_plan
 from menet.commands.options import Root, Seed
+from menet.commands.output import Json, Output, printing
 from menet.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -17,8 +18,9 @@ RunOption = Annotated[
     str | None,
     tyro.conf.arg(
         metavar="RUN",
-        help="The defended network: a run folder or weights file of `menet train`. "
-        "Default: the small networks of `menet demo`, trained once on the built-in digits (a minute or two).",
+        help="The defended network: a run folder or weights file of `menet train`, or a name of "
+        "`menet models list`. Default: the small networks of `menet demo`, trained once on the built-in digits "
+        "(a minute or two).",
         help_behavior_hint="",
     ),
 ]
@@ -90,7 +92,8 @@ class Serve:
                 f"expected seconds > 0, memory >= 256 and 0 <= port < 65536, got {self.seconds:g}, {self.memory} "
                 f"and {self.port}"
             )
-        from menet.web.server import Limits, Refused, Server, workers
+        from menet.web.server import Server
+        from menet.web.workers import Limits, Refused, workers
 
         networks = networks_of(self.run, self.bare, self.certified, self.data, self.root, self.out, self.seed)
         lanes = workers(networks, Limits(self.seconds, self.memory))
@@ -141,7 +144,10 @@ class Explore:
 
     seed: Seed = 0
 
-    def __call__(self) -> int:
+    json: Json = False
+
+    @printing
+    def __call__(self, out: Output) -> int:
         from menet.files import write_atomically
 
         networks = networks_of(self.run, self.bare, self.certified, self.data, self.root, self.out, self.seed)
@@ -155,6 +161,7 @@ class Explore:
             )
         page = render(static_answers(Explorer(networks), grid))
         write_atomically(self.export, page)
+        out.value(written=self.export, bytes=len(page.encode()))
         print(f"wrote {self.export} ({len(page.encode()) / 1e6:.1f} MB)")
         return 0
 
@@ -169,7 +176,7 @@ def networks_of(
     seed: int,
 ) -> "Networks":
     """The networks that the options name; without a run those of the demo, trained if they are not there."""
-    from menet.web.explorer import Networks, dataset_of
+    from menet.web.explorer import Networks
 
     if run is None:
         if bare is not None or certified is not None or data is not None:
@@ -183,14 +190,13 @@ def networks_of(
             note="The networks here are small ones, trained on 3,000 digits in a minute or two: they show how "
             "things work, and are no measure of what the method can do.",
         )
-    for name in filter(None, (run, bare, certified)):
-        if not (Path(name).exists() or Path("runs", name).exists()):
-            raise ConfigurationError(f"expected a run folder or weights file, got {name!r}, which does not exist")
-    dataset = data or dataset_of(run) or dataset_of(f"runs/{run}")
-    if dataset is None:
-        raise ConfigurationError(f"{run} does not say what it was trained on; name the dataset with --data")
-    from menet.commands.options import check_dataset, epsilon_of
+    from menet.commands.options import check_dataset, epsilon_of, trained_on
+    from menet.training.pretrained import locate
 
+    for name in filter(None, (run, bare, certified)):
+        if not locate(name).exists():
+            raise ConfigurationError(f"expected a run folder or weights file, got {name!r}, which does not exist")
+    dataset = data or trained_on(run)
     name = check_dataset(dataset)
     return Networks(
         run,

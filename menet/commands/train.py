@@ -1,7 +1,7 @@
 """`menet train`: train a network, with or without a defense, and write a run folder."""
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +19,7 @@ from menet.commands.options import (
     Root,
     Schedule,
 )
+from menet.commands.output import Json, Output, printing
 from menet.errors import ConfigurationError
 
 P = Annotated[
@@ -186,17 +187,28 @@ class Train:
     log_steps: int = 50
     """Steps between rows of the log."""
 
-    def __call__(self) -> int:
+    device: str = "auto"
+    """cpu, cuda or cuda:1. auto: cuda where there is a GPU, else cpu; under torchrun each process has its own."""
+
+    json: Json = False
+
+    @printing
+    def __call__(self, out: Output) -> int:
+        from menet.commands.options import device_of
         from menet.distributed import Worker
         from menet.training import train
         from menet.training.loop import Saving
 
+        if self.device != "auto":
+            device_of(self.device)
         config = self.config()
         defense = config.defense.get("name", "none")
-        out = self.out or Path("runs") / f"{config.dataset.partition(':')[0]}-{defense}-{config.objective}"
+        name = f"{config.dataset.partition(':')[0]}-{defense}-{config.objective}"
+        folder = self.out or Path("runs") / name
         saving = Saving(self.save_seconds, self.save_steps, self.log_steps)
-        result = train(config, out, root=self.root, saving=saving)
+        result = train(config, folder, root=self.root, device=self.device, saving=saving)
         if Worker.from_environment().first:
+            out.value(**asdict(result), weights=result.weights)
             print(
                 f"test accuracy of the best epoch ({result.epoch} of {config.epochs}): "
                 f"{result.test_accuracy:.2%} (one random draw per image)"

@@ -167,7 +167,7 @@ def folder() -> Path:
 
 @cache
 def _announce() -> None:
-    print("compiling the estimators' loops (once, about 20 s)…", file=sys.stderr, flush=True)
+    print("compiling the estimators' loops (once, about a minute)…", file=sys.stderr, flush=True)
 
 
 @cache

@@ -3,7 +3,7 @@
 import base64
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -335,6 +335,55 @@ def write_tables(report: Report, file: Path, kind: str) -> list[Path]:
         for number, table in enumerate(section.tables)
     ]
     return [table.written(folder / f"{name}.{ending}") for name, table in named]
+
+
+RESULTS_BEGIN, RESULTS_END = "<!-- results -->\n", "<!-- /results -->"
+
+
+def fill_results(file: Path, folder: Path) -> Path:
+    """Put the main table of the compact results in `folder` between the two markers of a Markdown file."""
+    from menet.report import board
+
+    text = file.read_text(encoding="utf-8")
+    before, begin, rest = text.partition(RESULTS_BEGIN)
+    _, end, after = rest.partition(RESULTS_END)
+    if not begin or not end:
+        raise ConfigurationError(f"expected {RESULTS_BEGIN.strip()} and {RESULTS_END} in {file}, got none")
+    content = results_table(board.rows(board.entries(folder))).markdown()
+    write_atomically(file, f"{before}{begin}{content}\n{end}{after}")
+    return file
+
+
+def results_table(lines: Sequence[Mapping[str, Any]]) -> Table:
+    """The board in short: one row per model and threat model, the most robust first."""
+
+    def number(value: Mapping[str, float]) -> Cell:
+        return Cell(
+            f"{100 * value['value']:.1f}", f"{100 * value['low']:.1f}–{100 * value['high']:.1f}", number=True
+        )
+
+    rows = tuple(
+        (
+            Cell(f"{line['dataset']}, {line['threat']}"),
+            Cell(line["defense"], line["training"]),
+            number(line["clean"]),
+            number(line["robust"]),
+            number(line["vote"]),
+            Cell(line["attack"]),
+            Cell(f"{line['examples']:,}", number=True),
+        )
+        for line in sorted(lines, key=lambda one: (one["dataset"], one["threat"], -one["robust"]["value"]))
+    )
+    columns = (
+        "dataset, threat model",
+        "model",
+        "clean %",
+        "robust %",
+        "by vote %",
+        "attack that decided",
+        "examples",
+    )
+    return Table("Worst case over attacks", columns, rows)
 
 
 def _markdown(section: Section) -> list[str]:

@@ -34,6 +34,8 @@ from menet.report.narrative import (
 
 FEW = 4
 """The most models of which each pair is compared; with more, the table would be too long to read."""
+LEAST_WORDS = 16
+"""Characters of a column of words below which notes of numbers are rather put below them."""
 STATUS_STYLES = {"pass": "green", "warn": "yellow", "fail": "red"}
 
 
@@ -81,8 +83,8 @@ class Table:
             )
         return target.getvalue()
 
-    def json(self) -> str:
-        """The table as JSON: rows of objects by column, each with its text and, if any, its note."""
+    def plain(self) -> dict[str, Any]:
+        """The table as plain values: rows of objects by column, each with its text and, if any, its note."""
         rows = [
             {
                 name: {"text": cell.text, **({"note": cell.note} if cell.note else {})}
@@ -90,8 +92,11 @@ class Table:
             }
             for row in self.rows
         ]
-        content = {"title": self.title, "columns": self.columns, "rows": rows, "explanation": self.explanation}
-        return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+        return {"title": self.title, "columns": self.columns, "rows": rows, "explanation": self.explanation}
+
+    def json(self) -> str:
+        """The plain values of the table as JSON."""
+        return json.dumps(self.plain(), indent=1, ensure_ascii=False) + "\n"
 
     def latex(self) -> str:
         """The table as LaTeX, for the package booktabs; a note follows its cell in small letters."""
@@ -123,13 +128,17 @@ class Table:
         write_atomically(file, formats[file.suffix]())
         return file
 
-    def rich(self, *, lines: bool = True) -> RichTable:
-        """The table for a terminal, with or without lines around cells."""
+    def rich(self, *, lines: bool = True, stacked: bool = False) -> RichTable:
+        """The table for a terminal, with or without lines around cells, notes beside numbers or below them."""
         style: dict[str, Any] = {} if lines else {"box": None, "pad_edge": False}
         table = RichTable(title=escape(self.title), title_justify="left", title_style="bold", **style)
         for place, column in enumerate(self.columns):
             number = bool(self.rows) and self.rows[0][place].number
-            table.add_column(escape(column), justify="right" if number else "left", no_wrap=number)
+            # Numbers are never broken, so the words above them are.
+            heading = column.replace(" ", "\n") if number else column
+            table.add_column(
+                escape(heading), justify="right" if number else "left", no_wrap=number, overflow="fold"
+            )
         names = [_joined(row[0]) for row in self.rows]
         grouped = len(set(names)) < len(names)
         above: str | None = None
@@ -138,16 +147,25 @@ class Table:
             name = _joined(row[0])
             if grouped and above is not None and name != above:
                 table.add_section()
-            table.add_row("" if name == above else _styled(row[0]), *map(_styled, row[1:]))
+            first, *others = (_styled(cell, stacked and cell.number) for cell in row)
+            table.add_row("" if name == above else first, *others)
             above = name
         return table
 
     def print(self, console: Console | None = None, *, lines: bool = True) -> None:
         """Show the table and its explanation in a terminal."""
         console = console or Console()
-        console.print(self.rich(lines=lines))
+        console.print(self.rich(lines=lines, stacked=self._width() > console.width))
         if self.explanation:
             console.print(self.explanation, style="dim", markup=False, highlight=False)
+
+    def _width(self) -> int:
+        """Columns of a terminal that the table takes if numbers have their notes beside them, and words wrap."""
+        numbers = [bool(self.rows) and self.rows[0][place].number for place in range(len(self.columns))]
+        widest = (max(len(_joined(row[place])) for row in self.rows) for place in range(len(self.columns)))
+        return sum(
+            3 + (size if number else min(size, LEAST_WORDS)) for number, size in zip(numbers, widest, strict=True)
+        )
 
     def only(self, *columns: str, explanation: str = "") -> "Table":
         """The same table with these columns alone."""
@@ -395,8 +413,8 @@ def _latex(text: str) -> str:
     return escaped
 
 
-def _styled(cell: Cell) -> str:
-    text = escape(_joined(cell))
+def _styled(cell: Cell, stacked: bool = False) -> str:
+    text = escape(f"{cell.text}\n{cell.note}" if stacked and cell.note else _joined(cell))
     return f"[{cell.style}]{text}[/{cell.style}]" if cell.style else text
 
 

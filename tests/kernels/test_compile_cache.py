@@ -49,7 +49,7 @@ def test_compiles_once_says_so_and_then_loads(folder, capsys):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         expect(fresh(), loaded=False)
-        assert capsys.readouterr().err == "compiling the estimators' loops (once, about 20 s)…\n"
+        assert capsys.readouterr().err == "compiling the estimators' loops (once, about a minute)…\n"
         expect(fresh(), loaded=True)
         assert capsys.readouterr().err == ""
     assert len(list(folder.iterdir())) == 1

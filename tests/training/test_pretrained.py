@@ -123,7 +123,7 @@ def test_the_card_on_the_command_line(shelf, capsys):
     assert "robust 10.0 (5.0–20.0) %" in text
     assert "license" in text
     assert main(["models", "list", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)[0]["measured"] == [line]
+    assert json.loads(capsys.readouterr().out)["networks"][0]["measured"] == [line]
     assert main(["models", "show", "nothing"]) == 2
 
 

@@ -13,8 +13,9 @@ import menet
 from menet.errors import ConfigurationError, DataError
 from menet.evaluation.accuracy import lower_bound
 from menet.evaluation.certify import certified_radius
-from menet.web.explorer import ATTACKS, ESTIMATORS, LONGEST_SIDE, Explorer, Networks, decoded
-from menet.web.server import MAX_UPLOAD
+from menet.web.explorer import ATTACKS, ESTIMATORS, Explorer, Networks
+from menet.web.images import LONGEST_SIDE, decoded
+from menet.web.workers import MAX_UPLOAD
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,8 @@ from test_explorer import bomb, encoded
 from test_server import call
 
 from menet.web.explorer import Explorer, Grid, Networks, static_answers
-from menet.web.server import Handler, Limits, Server, render, workers
+from menet.web.server import Handler, Server, render
+from menet.web.workers import Limits, workers
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 BROWSER = pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt-get install chromium")

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 from web_workers import light
 
-from menet.web.server import MAX_JSON, MAX_UPLOAD, Limits, Server, Worker, render
+from menet.web.server import MAX_JSON, Server, render
+from menet.web.workers import MAX_UPLOAD, Limits, Worker
 
 JSON = {"Content-Type": "application/json"}
 
@@ -183,7 +184,7 @@ def test_closing_the_server_ends_its_workers() -> None:
 def test_workers_end_with_a_server_that_was_killed() -> None:
     script = (
         f"import sys, time; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        "from web_workers import light\nfrom menet.web.server import Limits, Worker\n"
+        "from web_workers import light\nfrom menet.web.workers import Limits, Worker\n"
         "if __name__ == '__main__':\n"
         "    worker = Worker(light, (), Limits()); worker.start(); print(worker.pid, flush=True); time.sleep(600)"
     )

@@ -6,7 +6,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from menet.errors import ConfigurationError
-from menet.web.server import limit_memory, serve_pipe
+from menet.web.workers import limit_memory, serve_pipe
 
 
 def answer(action: str, request: dict[str, Any]) -> Any:
