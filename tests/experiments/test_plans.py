@@ -13,7 +13,7 @@ from menet import data
 from menet.baselines import TotalVariation
 from menet.errors import ConfigurationError
 from menet.evaluation.snapshots import Features
-from menet.experiments import EXPERIMENTS, claims, experiment
+from menet.experiments import EXPERIMENTS, claims, cost_model, experiment
 from menet.experiments.jobs import Evaluate, Train, Workspace, transformed
 from menet.experiments.measures import Ranks, Redistributed
 from menet.experiments.plan import Cell, Experiment, Table, graph
@@ -294,3 +294,18 @@ def test_total_variation_draws_p_from_its_schedule_in_training_and_uses_the_mean
 
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
+
+
+def test_pixel_defend_has_its_published_network_at_the_papers_scale_and_others_say_what_they_have() -> None:
+    victim = model("cifar10", "pixel-defend")
+    defense = transformed(victim, PAPER).config.defense
+    assert (defense["likelihood"], defense["width"], defense["layers"]) == ("pixel-cnn++", 160, 5)
+    assert transformed(victim, PAPER).described().endswith("PixelCNN++ of its publication")
+    for scale in (SMOKE, LAPTOP, CORES, GPU_DAY):
+        small = transformed(victim, scale)
+        assert "likelihood" not in small.config.defense
+        assert small.described().endswith("a small PixelCNN in place of PixelCNN++")
+    at_paper, at_day = (transformed(victim, scale) for scale in (PAPER, GPU_DAY))
+    # Days of eight GPUs, as its authors say, against minutes; and memory for its passes.
+    assert cost_model.hours_of(at_paper, gpu=True) > 100 * cost_model.hours_of(at_day, gpu=True)
+    assert cost_model.memory_of(at_paper) > 2 * cost_model.memory_of(at_day)
