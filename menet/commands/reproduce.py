@@ -333,21 +333,15 @@ def _show_cost(
     rows = []
     for (name, part), (_, full) in zip(chosen, unfiltered, strict=True):
         left = [job for job in part if finished(job, places) is None]
+        core, on_gpu, disk = numbers(left)
         memory = _bytes(max(map(cost_model.memory_of, part), default=0.0))
-        cells = (str(len(part)), str(len(part) - len(left)), *numbers(left), memory, *numbers(full)[:2])
+        hours = (on_gpu, numbers(full)[1], memory) if gpu else (core, numbers(full)[0], on_gpu)
+        cells = (str(len(part)), str(len(part) - len(left)), *hours, disk)
         rows.append((Cell(name), *(Cell(cell, number=True) for cell in cells)))
-    columns = (
-        "experiment",
-        "jobs",
-        "finished",
-        "core-hours",
-        "GPU-hours",
-        "disk",
-        "GPU memory",
-        "core-hours of all",
-        "GPU-hours of all",
-    )
-    note = "“Of all” is without --datasets, --match, --without-extensions and --examples. Experiments share jobs."
+    # Seven columns fit into a terminal of 80.
+    hours = ("GPU-hours", "unfiltered", "GPU memory") if gpu else ("core-hours", "unfiltered", "GPU-hours")
+    note = "Unfiltered: without --datasets, --match, --without-extensions and --examples. Experiments share jobs."
+    columns = ("experiment", "jobs", "done", *hours, "disk")
     Table(f"scale {scale.name}: {scale.summary}", columns, tuple(rows), note).print(console)
     rows = []
     for kind in [*dict.fromkeys(job.kind for job in jobs), "all"]:
@@ -355,7 +349,8 @@ def _show_cost(
         count = sum(kind in (job.kind, "all") for job in jobs)
         by_kind = (str(count), str(count - len(left)), *numbers(left))
         rows.append((Cell(kind), *(Cell(cell, number=True) for cell in by_kind)))
-    Table("each job once", ("kind", *columns[1:6]), tuple(rows)).print(console)
+    heads = ("kind", "jobs", "done", "core-hours", "GPU-hours", "disk")
+    Table("each job once", heads, tuple(rows)).print(console)
     # Of one GPU's jobs each has a part of its speed, so more of them at a time are no faster by this model.
     seconds = {job.key: costs[job.key].gpu_seconds() if gpu else costs[job.key].seconds(speed) for job in waiting}
     spent = sum(seconds.values()) / (len(resources.gpus) if gpu else resources.workers)

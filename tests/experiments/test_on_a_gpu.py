@@ -116,7 +116,7 @@ def test_a_gpu_has_one_job_at_a_time(tmp_path: Path) -> None:
 def test_a_plan_needs_no_gpu_and_names_hours_and_memory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(cost_model, "speed_of_a_core", lambda: 3e10)
     command = [
         "reproduce",
@@ -133,6 +133,9 @@ def test_a_plan_needs_no_gpu_and_names_hours_and_memory(
     shown = capsys.readouterr().out
     assert "1 GPU, one job at a time on each; GPU memory about" in shown
     assert "hours)" in shown
+    # Readable in a terminal of 80 columns: nothing is cut off.
+    assert "…" not in shown.partition("the longest:")[0]
+    assert all(word in shown for word in ("│ table4 ", "GPU-hours", "unfiltered", "GPU memory", "disk"))
     assert "Wide" not in shown
     rows = json.loads((tmp_path / "plans" / "gpu-day.json").read_text("utf-8"))
     assert all(row["gpu_memory"] > 1e9 for row in rows if row["kind"] == "train")
