@@ -91,7 +91,7 @@ def test_queries() -> None:
 
 
 def test_budgets_samples_and_steps_are_those_of_the_papers_sentences(paper: str) -> None:
-    """Every claim, against what the text says of its dataset: budget, step size, SPSA's samples, Boundary's steps."""
+    """Every claim, against what the text says of its dataset: budget, step size, samples, Boundary's steps."""
     text = " ".join(paper.split())
     mnist = re.search(r"For MNIST.*?perturbation scale of \$([\d.]+/255)\$.*?step size \$([\d.]+/255)\$", text)
     others = re.search(
