@@ -94,13 +94,14 @@ __all__ = [
 def load(run: "str | os.PathLike[str]") -> "nn.Module":
     """The model of a run folder or checkpoint file, in evaluation mode on the CPU.
 
-    `run` is a path, or the name of a folder under `runs/`. Of a run folder it is the best epoch. A random
+    `run` is a path, the name of a folder under `runs/`, or that of a network that comes with the package
+    (`menet models list`). Of a run folder it is the best epoch. A random
     defense is seeded afresh at each load; call its `reseed` to reproduce draws. Loading runs no code from the
     file.
     """
     training = importlib.import_module("menet.training")
-    named = os.path.join("runs", run)
-    model: nn.Module = training.load_model(named if not os.path.exists(run) and os.path.exists(named) else run)
+    pretrained = importlib.import_module("menet.training.pretrained")
+    model: nn.Module = training.load_model(pretrained.locate(run))
     return model
 
 

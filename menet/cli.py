@@ -82,6 +82,12 @@ COMMANDS = {
     "explore": Command("menet.commands.serve:Explore", "the same page as one file that needs no server", NOTHING),
     "doctor": Command("menet.commands.doctor:Doctor", "versions, devices, self-test: for a bug report", NOTHING),
     "completion": Command("menet.commands.doctor:Completion", "commands and options by the tab key", NOTHING),
+    "models list": Command("menet.commands.models:ModelsList", "list the networks of the package", NOTHING),
+    "models show": Command("menet.commands.models:ModelsShow", "the card of a network of the package", NOTHING),
+    "models pack": Command("menet.commands.models:ModelsPack", "pack a run into a small file", NOTHING),
+    "models measured": Command(
+        "menet.commands.models:ModelsMeasured", "write published results into the cards", NOTHING
+    ),
     "data list": Command("menet.commands.data:DataList", "list the datasets, and which are installed", NOTHING),
     "data fetch": Command(
         "menet.commands.data:DataFetch",

@@ -52,7 +52,8 @@ Run = Annotated[
     tyro.conf.Positional,
     tyro.conf.arg(
         metavar="RUN",
-        help="A run folder or weights file of `menet train`, or package.module:factory, whose code is executed.",
+        help="A run folder or weights file of `menet train`, a name of `menet models list`, or "
+        "package.module:factory, whose code is executed.",
     ),
 ]
 Data = Annotated[
@@ -150,18 +151,24 @@ def subject_of(
 def model_of(name: str) -> "tuple[torch.nn.Module, str]":
     """The model that `name` names, in evaluation mode, and where it came from.
 
-    A run folder or weights file, or `package.module:factory` with a function of no arguments that returns an
-    `nn.Module`; modules in the current folder can be imported.
+    A run folder or weights file, a network that comes with the package, or `package.module:factory` with a
+    function of no arguments that returns an `nn.Module`; modules in the current folder can be imported.
     """
     from torch import nn
 
-    if Path(name).exists():
+    from menet.training.pretrained import locate, names
+
+    if locate(name).exists():
         from menet.training import load_model
 
-        return load_model(Path(name)).eval(), name
+        return load_model(locate(name)).eval(), name
     module, sign, attribute = name.partition(":")
     if not sign or not all(part.isidentifier() for part in [*module.split("."), *attribute.split(".")]):
-        raise ConfigurationError(f"expected a run folder, a weights file or package.module:factory, got {name!r}")
+        known = ", ".join(names()) or "none"
+        raise ConfigurationError(
+            f"expected a run folder, a weights file, a network of the package ({known}) "
+            f"or package.module:factory, got {name!r}"
+        )
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
@@ -219,7 +226,7 @@ def dataset_of(
     from menet import data
 
     if name is None:
-        name = _dataset_of_run(Path(run))
+        name = _dataset_of_run(run)
     if name.partition(":")[0] not in data.NAMES and Path(name).is_dir():
         name = f"folder:{name}"
     dataset = data.load(check_dataset(name), split, root, side=side)
@@ -228,9 +235,11 @@ def dataset_of(
     return dataset
 
 
-def _dataset_of_run(run: Path) -> str:
-    folder = run if run.is_dir() else run.parent
-    config = folder / "config.json"
+def _dataset_of_run(run: str) -> str:
+    from menet.training import pretrained
+
+    path = pretrained.locate(run)
+    config = (path if path.is_dir() else path.parent) / "config.json"
     if config.is_file():
         try:
             found = json.loads(config.read_text()).get("dataset")
@@ -242,6 +251,8 @@ def _dataset_of_run(run: Path) -> str:
             found = found.get("name")
         if isinstance(found, str):
             return found
+    if path.is_file() and (found := pretrained.dataset_of(path)):
+        return found
     raise ConfigurationError(f"{run} does not say what it was trained on; name the dataset with --data")
 
 

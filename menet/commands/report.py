@@ -1,13 +1,12 @@
 """`menet report` and `menet compare`: what records say, as a page or as one table."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 
-from menet.commands.options import Tables
+from menet.commands.options import Run, Tables
 
 
 @dataclass(frozen=True)
@@ -39,15 +38,25 @@ class Report:
     damaged: bool = False
     """Skip damaged lines of records, and list them, instead of refusing the file."""
 
+    check: bool = False
+    """Of compact results: write nothing, but say what a reviewer would refuse, with exit code 1."""
+
     def __call__(self) -> int:
+        from menet.errors import RecordError
         from menet.files import write_atomically
-        from menet.report.board import write_board
+        from menet.report.board import problems, write_board
         from menet.report.collect import collect
         from menet.report.page import render_html, report_of, write_markdown, write_tables
 
         if any(self.folder.rglob("*.npz")) and not any(self.folder.rglob("*.jsonl")):
+            if self.check:
+                found = problems(self.folder)
+                print("\n".join(found) or "nothing to object to")
+                return 1 if found else 0
             print("results: " + ", ".join(map(str, write_board(self.folder))))
             return 0
+        if self.check:
+            raise RecordError(f"--check is for compact results (`menet publish`); {self.folder} has none")
         collection = collect(self.folder, damaged=self.damaged, notes=self.notes)
         report = report_of(collection, self.title)
         file = self.out or self.folder / "report.html"
@@ -66,14 +75,14 @@ class Report:
 class Publish:
     """Pack the records of a run into compact results, small enough to commit, and render the board anew.
 
-    Written are RESULTS/NAME/*.npz, one file per attack, and model.json with the training's configuration and
-    seeds; then RESULTS.md, board.html and board.json. Images and loss histories are left out.
+    RUN is what was evaluated. Written are RESULTS/NAME/*.npz, one file per attack, and model.json with the
+    training's configuration and seeds; then RESULTS.md, board.html and board.json. Images and loss histories are
+    left out. Of the folder of `menet reproduce` the tables with measured cells go to RESULTS/paper.
     """
 
-    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """A run folder with an evaluation (`menet evaluate`)."""
+    run: Run
 
-    name: str
+    name: str | None = None
     """Name of the model on the board, such as mnist/me-net-adversarial."""
 
     evaluation: Path | None = None
@@ -83,11 +92,22 @@ class Publish:
     """Folder of all results."""
 
     def __call__(self) -> int:
+        from menet.commands.options import default_folder
+        from menet.errors import ConfigurationError
         from menet.evaluation import publish, read_folder
         from menet.report.board import write_board
+        from menet.training.pretrained import training_of
 
-        evaluations = read_folder(self.evaluation or self.run / "evaluation")
-        written = publish(self.name, evaluations, _training_of(self.run), self.out)
+        if (Path(self.run) / "results").is_dir():
+            from menet.experiments import EXPERIMENTS
+            from menet.report.reproduction import pack
+
+            print("results: " + ", ".join(map(str, pack(Path(self.run), self.out / "paper", list(EXPERIMENTS)))))
+            return 0
+        if self.name is None:
+            raise ConfigurationError("expected --name, the model's name on the board, such as mnist/me-net")
+        evaluations = read_folder(self.evaluation or default_folder(self.run, "evaluation"))
+        written = publish(self.name, evaluations, training_of(self.run), self.out)
         size = sum(path.stat().st_size for path in written)
         print(f"{self.name}: {len(evaluations)} attacks, {size / 1024:,.0f} KiB in {self.out / self.name}")
         print("results: " + ", ".join(map(str, write_board(self.out))))
@@ -140,13 +160,3 @@ class Compare:
         if self.out is not None:
             print(f"table: {table.written(self.out)}")
         return 0
-
-
-def _training_of(run: Path) -> dict[str, Any]:
-    """The configuration of a run, and how long it trained, as far as its folder says."""
-    from menet.training.log import read_log
-
-    config = run / "config.json"
-    made: dict[str, Any] = {"config": json.loads(config.read_text(encoding="utf-8"))} if config.is_file() else {}
-    seconds = [line["seconds"] for line in read_log(run) if isinstance(line.get("seconds"), int | float)]
-    return {**made, "seconds": sum(seconds)} if seconds else made

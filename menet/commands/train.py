@@ -265,7 +265,7 @@ def defense_settings(
     for name, value in own.items():
         if defense != "me-net" and value is not None:
             raise ConfigurationError(f"--{name} only applies to --defense me-net, got --defense {defense}")
-    extra = _json_object(further)
+    extra = json_object(further)
     if gradient is not None:
         extra["gradient"] = gradient
     if defense == "none":
@@ -291,7 +291,8 @@ def _probabilities(p: tuple[float, ...] | None) -> float | tuple[float, float] |
     raise ConfigurationError(f"expected one or two probabilities for --p, such as 0.5 or 0.4 0.6, got {len(p)}")
 
 
-def _json_object(text: str | None) -> dict[str, Any]:
+def json_object(text: str | None) -> dict[str, Any]:
+    """The settings in a JSON object on the command line; none without one."""
     if text is None:
         return {}
     try:

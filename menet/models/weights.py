@@ -23,6 +23,8 @@ from menet.files import replacing
 from menet.models.network import Architecture, Network
 
 KEY = "menet"
+LEFT, RIGHT = ".left", ".right"
+"""Ends of the names of the two factors of a matrix."""
 PICKLE_SUFFIXES = (".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".bin")
 
 Location = str | os.PathLike[str]
@@ -71,6 +73,50 @@ def load(path: Location) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if not isinstance(header, dict):
         raise CheckpointError(f"{path} has a header that is not a JSON object")
     return state, header
+
+
+def pack(state: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
+    """A state in fewer bytes: half precision, and matrices that then take less as two factors of rank `rank`.
+
+    The factors are those of the best approximation of that rank. What this costs in accuracy has to be measured.
+    """
+    packed = {}
+    for name, value in state.items():
+        value = value.detach().cpu()
+        if not value.is_floating_point():
+            packed[name] = value
+        elif value.ndim == 2 and rank * sum(value.shape) < value.numel():
+            left, scales, right = torch.linalg.svd(value.double(), full_matrices=False)
+            roots = scales[:rank].sqrt()
+            packed[name + LEFT] = (left[:, :rank] * roots).half()
+            packed[name + RIGHT] = (roots[:, None] * right[:rank]).half()
+        else:
+            packed[name] = value.half()
+    for name, value in packed.items():
+        if value.is_floating_point() and not bool(value.isfinite().all()):
+            raise CheckpointError(f"{name} does not fit half precision; save these weights unpacked")
+    return packed
+
+
+def unpack(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A state as it was before `pack`, but for rounding; one that was never packed comes back as it is.
+
+    Factors are multiplied only where their product has the shape of the tensor in `expected`: those of a few
+    bytes can have a product of gigabytes.
+    """
+    whole = dict(state)
+    for name, tensor in expected.items():
+        if name not in whole and name + LEFT in whole and name + RIGHT in whole:
+            left, right = whole.pop(name + LEFT), whole.pop(name + RIGHT)
+            if left.ndim != 2 or right.ndim != 2 or (left.shape[0], right.shape[1]) != tuple(tensor.shape):
+                raise CheckpointError(
+                    f"expected factors of {name!r} of shape {_size(tensor)}, got {_size(left)} and {_size(right)}"
+                )
+            # In double precision the float32 that comes out hardly depends on the processor.
+            whole[name] = (left.double() @ right.double()).to(tensor.dtype)
+        elif name in whole and whole[name].dtype == torch.half:
+            whole[name] = whole[name].to(tensor.dtype)
+    return whole
 
 
 def difference(expected: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> str | None:

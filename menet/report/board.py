@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from menet.errors import RecordError, require
+from menet import data
+from menet.errors import MenetError, RecordError, require
 from menet.evaluation.accuracy import accuracy
+from menet.evaluation.provenance import of_image
 from menet.evaluation.records import Records
 from menet.evaluation.results import MODEL, read_results
 from menet.files import write_atomically
@@ -18,6 +20,8 @@ from menet.progress import format_duration
 from menet.report.narrative import attack_words, interval, model_words, percent, threat_words
 from menet.report.tables import Cell, Table
 
+FEWEST_EXAMPLES, FEWEST_DRAWS = 200, 20
+"""For a line of the board."""
 INTRODUCTION = (
     "Robust accuracy is the mean over fresh draws of the defense, which neither the attack nor its selection has "
     "seen; intervals are 95 %, exact, over examples. Everything here is computed by `menet report` from the "
@@ -84,16 +88,74 @@ def rows(found: Iterable[Entry]) -> list[dict[str, Any]]:
 
 def write_board(folder: Path) -> list[Path]:
     """Write RESULTS.md, board.json and board.html from the results in `folder`."""
-    found = entries(folder)
+    written = _rendered(entries(folder))
+    for name, content in written.items():
+        write_atomically(folder / name, content)
+    return [folder / name for name in written]
+
+
+def _rendered(found: Sequence[Entry]) -> dict[str, str]:
     lines = rows(found)
-    written = {
+    return {
         "RESULTS.md": results_markdown(found),
         "board.json": json.dumps(lines, indent=1, ensure_ascii=False, sort_keys=True) + "\n",
         "board.html": _page(lines),
     }
+
+
+def problems(folder: Path) -> list[str]:
+    """Why these results should not be merged: what a reviewer of a new line of the board would find.
+
+    Each model needs the standard suite on enough examples and draws, perturbations within their budget, examples
+    of the dataset itself where it is installed, and what it was trained by; the board must be the one that the
+    records give.
+    """
+    found = []
+    for name, evaluations in read_results(folder).items():
+        if not _made(folder / name / MODEL):
+            found.append(f"{name}: expected {MODEL} with what the model was trained by")
+        if not any(one.evaluation["attack"]["kind"] == "Standard" for one in evaluations.values()):
+            found.append(f"{name}: expected the attack standard; run `menet evaluate … --attacks standard`")
+        found += [f"{name}, {label}: {why}" for label, one in evaluations.items() for why in _doubts(one)]
+    written = _rendered(entries(folder))
     for name, content in written.items():
-        write_atomically(folder / name, content)
-    return [folder / name for name in written]
+        path = folder / name
+        if not path.is_file() or path.read_text(encoding="utf-8") != content:
+            found.append(f"{name}: expected what `menet report {folder}` writes")
+    return found
+
+
+def _doubts(records: Records) -> list[str]:
+    found, evaluation = [], records.evaluation
+    if len(records.rows) < FEWEST_EXAMPLES and evaluation["attack"]["kind"] == "Standard":
+        found.append(f"expected at least {FEWEST_EXAMPLES} examples, got {len(records.rows)}")
+    draws = evaluation["scoring"]["draws"]
+    if 1 < draws < FEWEST_DRAWS:  # A deterministic model is scored on one.
+        found.append(f"expected at least {FEWEST_DRAWS} draws, got {draws}")
+    threat = evaluation.get("threat")
+    if threat:
+        beyond = [
+            row["index"] for row in records.rows
+            if row["perturbation"][threat["norm"]] > threat["epsilon"] * (1 + 1e-4) + 1e-6
+        ]  # fmt: skip
+        if beyond:
+            found.append(f"expected perturbations within the budget, got {len(beyond)} beyond it ({beyond[:3]})")
+    return found + _strangers(records)
+
+
+def _strangers(records: Records) -> list[str]:
+    """Examples that are not those of the dataset, as far as it is installed."""
+    described = records.evaluation["dataset"]
+    try:
+        dataset = data.load(described["name"], described["split"])
+        chosen = [row for row in records.rows if "image" in row][:: max(1, len(records.rows) // 20)]
+        for row in chosen:
+            images, labels = dataset.batch(slice(row["index"], row["index"] + 1))
+            if int(labels[0]) != row["label"] or of_image(images[0]) != row["image"]:
+                return [f"example {row['index']} is not that of the dataset {described['name']}"]
+    except MenetError:
+        return []
+    return []
 
 
 def results_markdown(found: Sequence[Entry]) -> str:
@@ -184,6 +246,17 @@ def _line(entry: Entry) -> dict[str, Any]:
         "draws": decisive.evaluation["scoring"]["draws"],
         "seed": decisive.evaluation["seed"],
         "rows": entry.name,
+        "every": [
+            {
+                "attack": attack_words(one),
+                "robust": _number(one, "adversarial", "expected"),
+                "vote": _number(one, "adversarial", "vote"),
+                "forward": round(_mean(one, "queries")),
+                "backward": round(_mean(one, "gradients")),
+                "examples": len(one.rows),
+            }
+            for one in entry.evaluations
+        ],
     }
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from menet.errors import RecordError
 from menet.evaluation.snapshots import FEATURES_SUFFIX, Features, load_features, unpack
 from menet.experiments.jobs import Workspace
-from menet.experiments.plan import load_summary
+from menet.experiments.plan import load_summary, save_summary
 from menet.files import write_atomically
 from menet.report import figures
 from menet.report.figures import (
@@ -63,6 +63,27 @@ def publish(root: Path, order: Sequence[str], tables: Sequence[str] = ()) -> lis
     write_atomically(site, render_html(report))
     folders = dict.fromkeys(file.parent for kind in tables for file in write_tables(report, markdown, kind))
     return [markdown, site, *folders]
+
+
+def pack(root: Path, target: Path, order: Sequence[str]) -> list[Path]:
+    """Copy what is measured under `root` to `target`, small enough to commit, and render it there.
+
+    Copied are the summaries with a measured number; cells that were not run say so. Left out are figures that
+    need images or features of their jobs.
+    """
+    for scale in SCALES:
+        for name in order:
+            summary = load_summary(Workspace(root), scale, name)
+            if summary is not None and _is_measured(summary):
+                save_summary(summary, Workspace(target))
+    return publish(target, order)
+
+
+def _is_measured(summary: dict[str, Any]) -> bool:
+    if summary["kind"] == "table":
+        return any("value" in cell for cell in summary["cells"])
+    sources = [source for panel in summary["panels"] for source in panel["sources"].values()]
+    return _missing(summary) is None and not any("folder" in source for source in sources)
 
 
 def report_of(summaries: Sequence[dict[str, Any]], root: Path) -> Report:

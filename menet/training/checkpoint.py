@@ -160,6 +160,7 @@ def load_model(path: str | os.PathLike[str]) -> nn.Module:
     tensors, header = load_verified(file)
     state = model_tensors(tensors, "averaged") or model_tensors(tensors)
     try:
+        state = weights.unpack(state, _outline(header).state_dict())
         _check_fit(header, state)
         network = construct(architecture_in(header), torch.Generator())
         model = rebuild(network, header.get("defense", {}), seed=None)
@@ -234,11 +235,13 @@ def model_tensors(tensors: Mapping[str, Tensor], kind: str = "model") -> dict[st
 
 
 def _check_fit(header: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
-    """Raise unless `state` is that of the model which `header` describes; allocate nothing on its word.
+    """Raise unless `state` is that of the model which `header` describes; allocate nothing on its word."""
+    _check_same_tensors(_outline(header), state)
 
-    A header of a few bytes can ask for gigabytes, so its sizes are bounded and the model is built on the meta
-    device first.
-    """
+
+def _outline(header: Mapping[str, Any]) -> nn.Module:
+    """The model that `header` describes, on the meta device: a header of a few bytes can ask for gigabytes, so
+    its sizes are bounded and nothing is allocated yet."""
     architecture = architecture_in(header)
     defense = header.get("defense", {})
     if not isinstance(defense, dict):
@@ -250,7 +253,7 @@ def _check_fit(header: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
     codes = classifier_channels(1, defense)
     if architecture.channels % codes:
         raise CheckpointError(f"expected a multiple of {codes} channels, got {architecture.channels}")
-    _check_same_tensors(model, state)
+    return model
 
 
 def _check_sizes(name: str, value: Any) -> None:

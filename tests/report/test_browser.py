@@ -9,6 +9,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from results_samples import records
+
+from menet.evaluation import publish
+from menet.report.board import write_board
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -114,3 +118,55 @@ def test_the_measuring_notices_what_it_is_for(whole, tmp_path):
     assert found["phone"]["broken"] == 1
     # The page's own policy stops both, and says so.
     assert any("outside.png" in line for line in errors)
+
+
+DRIVE = """
+addEventListener("load", () => {
+  const rows = () => [...document.querySelectorAll("tbody tr")].map(one => one.innerText);
+  const found = {start: rows()};
+  document.querySelector('th[data-key="robust"] button').click();
+  found.reversed = rows();
+  const select = document.getElementById("dataset");
+  select.value = "cifar10"; select.dispatchEvent(new Event("change"));
+  found.filtered = rows(); found.count = document.getElementById("count").innerText;
+  document.querySelector("details summary").click();
+  found.opened = document.querySelector("details ul").innerText;
+  found.requests = performance.getEntriesByType("resource").map(one => one.name);
+  document.body.innerHTML = "<pre id=found></pre>";
+  document.getElementById("found").textContent = JSON.stringify(found);
+});
+"""
+
+
+@pytest.fixture(scope="module")
+def board(tmp_path_factory) -> str:
+    """The board of three planted models."""
+    folder = tmp_path_factory.mktemp("results")
+    for number, (name, dataset) in enumerate({"a": "mnist", "b": "mnist", "c": "cifar10"}.items()):
+        made = records(number, count=40)
+        made.header["evaluation"]["dataset"]["name"] = dataset
+        publish(f"{dataset}/{name}", {"pgd": made}, {"config": {"epochs": 2, "seed": 0}}, folder)
+    write_board(folder)
+    return (folder / "board.html").read_text(encoding="utf-8")
+
+
+def test_the_board_sorts_filters_and_opens(board, tmp_path):
+    file = tmp_path / "board.html"
+    file.write_text(board.replace("</html>", f"<script>{DRIVE}</script></html>"))
+    done = browse(file.as_uri(), tmp_path / "profile", "--dump-dom")
+    assert console(done.stderr) == []
+    found = json.loads(html.unescape(re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)[1]))
+    assert len(found["start"]) == 3
+    assert found["reversed"] == found["start"][::-1]
+    assert [("cifar10/c" in row) for row in found["filtered"]] == [True]
+    assert found["count"] == "1 of 3 results"
+    assert "40 examples" in found["opened"]
+    assert found["requests"] == []
+
+
+def test_the_board_fits_a_desktop_and_a_phone(board, tmp_path):
+    found, errors = measured(board, tmp_path)
+    assert errors == []
+    for name in WIDTHS:
+        assert found[name]["scroll"] <= found[name]["width"], found[name]["wide"][:3]
+        assert found[name]["requests"] == []

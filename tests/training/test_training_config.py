@@ -195,8 +195,11 @@ def test_recipes_for_two_cores_take_the_same_time():
             recipes.cores(dataset, objective, defense)
             for objective in ("standard", "n-fgsm", "adversarial")
             for defense in ({}, me_net())
+            if (dataset, objective) != ("mnist", "standard")
         ]
         costs = [config.epochs * recipes.passes(config) for config in rows]
         assert max(costs) < 1.3 * min(costs)
         assert all(config.recipe == "cores" and config.ema > 0 for config in rows)
+    # A longer standard training of a LeNet would gain nothing.
+    assert recipes.cores("mnist").epochs == recipes.cores("mnist", defense=me_net()).epochs == 6
     assert recipes.at_equal_time(recipes.cifar10()) == recipes.cifar10()

@@ -8,71 +8,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from results_samples import records
 
 from menet.errors import RecordError
-from menet.evaluation import accuracies, compare, publish, read_result, read_results
-from menet.evaluation.records import FORMAT as RECORDS
+from menet.evaluation import accuracies, compare, publish, read_result, read_results, results
 from menet.evaluation.records import Records
 from menet.evaluation.results import write_results
-from menet.report.board import entries, results_markdown, write_board
-
-CLASSES, DRAWS = 12, 7
-
-
-def scores(random: np.random.Generator, label: int) -> dict:
-    ranks = random.integers(0, CLASSES, DRAWS) * random.integers(0, 2, DRAWS)
-    predictions = [label if rank == 0 else int((label + 1 + rank) % CLASSES) for rank in ranks]
-    predictions = [one if one != label or rank == 0 else (label + 1) % CLASSES
-                   for one, rank in zip(predictions, ranks, strict=True)]  # fmt: skip
-    rank = int(random.integers(0, CLASSES))
-    mean = {"prediction": label if rank == 0 else (label + 1) % CLASSES, "rank": rank, "probability": 0.25}
-    return {"predictions": predictions, "ranks": ranks.tolist(), "mean": mean}
-
-
-def records(seed: int = 0, label: str = "pgd", count: int = 9, epsilon: float = 0.1) -> Records:
-    random = np.random.default_rng(seed)
-    rows = []
-    for index in range(count):
-        true = int(random.integers(0, CLASSES))
-        rows.append(
-            {
-                "index": index,
-                "label": true,
-                "clean": scores(random, true),
-                "adversarial": scores(random, true),
-                "perturbation": {"linf": 0.125, "l2": 1.5, "l0": 40},
-                "queries": int(random.integers(1, 10**6)),
-                "gradients": 400,
-                "member": ["exact", "bpda"][index % 2],
-                "restarts": random.integers(0, 3, 4).tolist(),
-                "image": f"{int(random.integers(2**62)):016x}",
-                "failed": bool(index % 3 == 0),
-                "unusable_gradients": False,
-                "seconds": 0.5,
-                "seeds": {"attack": 2**62 + index, "scoring": 5, "clean": 7},
-            }
-        )
-    evaluation = {
-        "label": label,
-        "start": 0,
-        "stop": count,
-        "model": {"kind": "MENet", "architecture": {"name": "lenet"}, "defense": {"name": "me-net"}},
-        "dataset": {
-            "name": "mnist",
-            "split": "test",
-            "classes": CLASSES,
-            "class_names": None,
-            "shape": [1, 2, 2],
-        },
-        "attack": {"kind": "PGD", "steps": 40, "eot": 10},
-        "gradient": "exact",
-        "fixed_draws": None,
-        "threat": {"norm": "linf", "epsilon": epsilon, "low": 0.0, "high": 1.0},
-        "scoring": {"draws": DRAWS, "restart_draws": 2, "max_batch": 512},
-        "seed": 3,
-    }
-    header = {"format": RECORDS, "evaluation": evaluation, "made": {"python": "3.12", "versions": {"torch": "2"}}}
-    return Records(header, tuple(rows))
+from menet.experiments.jobs import Workspace
+from menet.experiments.plan import FORMAT, save_summary
+from menet.report.board import entries, problems, results_markdown, write_board
 
 
 @settings(max_examples=20, deadline=None)
@@ -153,13 +97,82 @@ def test_damage_is_refused_or_harmless(tmp_path, seed):
     assert accuracies(found) == accuracies(records())
 
 
-def test_a_bomb_is_refused_before_it_unpacks(tmp_path):
+def test_a_bomb_is_refused_before_it_unpacks(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "LARGEST", 2**20)
     path = tmp_path / "bomb.npz"
     buffer = io.BytesIO()
-    np.save(buffer, np.zeros(2**29, np.uint8))
+    np.save(buffer, np.zeros(2**21, np.uint8))
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("index.npy", buffer.getvalue())
     with pytest.raises(RecordError, match="unpacks to"):
         read_result(path)
     with pytest.raises(RecordError, match="found none"):
         read_results(tmp_path / "empty")
+
+
+def reviewed(tmp_path, change=lambda one: None, made=None):
+    """The objections to a line of the board in which something was changed."""
+    good = records(label="standard", count=200)
+    good.header["evaluation"]["attack"]["kind"] = "Standard"
+    good.header["evaluation"]["threat"]["epsilon"] = 0.125
+    good.header["evaluation"]["dataset"]["name"] = "unheard-of"
+    good.header["evaluation"]["scoring"]["draws"] = 20
+    change(good)
+    publish("mnist/a", {"standard": good}, {"config": {"epochs": 1}} if made is None else made, tmp_path)
+    write_board(tmp_path)
+    return problems(tmp_path)
+
+
+def test_a_good_line_passes_review(tmp_path):
+    assert reviewed(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "objection, change",
+    [
+        ("within the budget, got 1 beyond", lambda one: one.rows[7]["perturbation"].update(linf=0.2)),
+        ("at least 20 draws, got 7", lambda one: one.header["evaluation"]["scoring"].update(draws=7)),
+        ("expected the attack standard", lambda one: one.header["evaluation"]["attack"].update(kind="PGD")),
+    ],
+)
+def test_a_reviewer_notices(tmp_path, objection, change):
+    (found,) = reviewed(tmp_path, change)
+    assert objection in found
+
+
+def test_a_reviewer_notices_a_missing_training_and_a_board_by_hand(tmp_path):
+    (found,) = reviewed(tmp_path, made={})
+    assert "model.json" in found
+    page = tmp_path / "RESULTS.md"
+    page.write_text(page.read_text().replace("%", "9%", 1))
+    assert any("RESULTS.md: expected what `menet report" in one for one in problems(tmp_path))
+
+
+def test_a_reviewer_notices_examples_of_another_dataset(tmp_path):
+    """The digests of the planted rows are random, so none is that of a digit."""
+
+    def digits(one):
+        one.header["evaluation"]["dataset"].update(name="digits", split="test")
+
+    (found,) = reviewed(tmp_path, digits)
+    assert "not that of the dataset digits" in found
+
+
+def test_the_tables_of_a_reproduction_are_packed_if_something_is_measured(tmp_path, capsys):
+    from menet.cli import main
+
+    cell = {"row": "ME-Net", "column": "PGD", "ours": False, "claimed": 73.5, "quoted": False, "job": "e/1",
+            "does": "pgd on me-net"}  # fmt: skip
+    found = {"unit": "%", "value": 12.5, "low": 10.0, "high": 15.0, "examples": 1000, "interval": "exact",
+             "dataset": "mnist", "training": "standard, 6 epochs"}  # fmt: skip
+    common = {"format": FORMAT, "title": "MNIST", "label": "tab", "note": "", "scale": "cores",
+              "scale_summary": "of cores", "kind": "table"}  # fmt: skip
+    work = Workspace(tmp_path / "work")
+    save_summary({**common, "name": "table16", "cells": [{**cell, **found}]}, work)
+    save_summary({**common, "name": "table15", "cells": [{**cell, "missing": "not run yet"}]}, work)
+    assert main(["publish", str(work.root), "--out", str(tmp_path / "results")]) == 0
+    paper = tmp_path / "results" / "paper"
+    assert [path.name for path in paper.rglob("*.json")] == ["table16.json"]
+    assert "12.5%" in (paper / "RESULTS.md").read_text()
+    assert main(["publish", str(tmp_path / "nothing"), "--out", str(tmp_path)]) == 2
+    assert "expected --name" in capsys.readouterr().err
