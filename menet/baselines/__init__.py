@@ -12,7 +12,8 @@ from menet.baselines.discretize import Discretize, blended_colors, nearest_color
 from menet.baselines.feature_squeezing import BitDepth, MedianSmoothing, median_smooth, reduce_depth
 from menet.baselines.image_quilting import ImageQuilting, minimum_error_cut, nearest_patches, quilt
 from menet.baselines.jpeg import JPEG, jpeg, smooth_jpeg
-from menet.baselines.pixel_cnn import PixelCNN, train_pixel_cnn
+from menet.baselines.pixel_cnn import PixelCNN, train_pixel_cnn, train_pixel_cnn_plus
+from menet.baselines.pixel_cnn_plus import PixelCNNPlusPlus
 from menet.baselines.pixel_defend import PixelDefend, purify
 from menet.baselines.resize_pad import ResizePad
 from menet.baselines.thermometer import Thermometer, thermometer
@@ -29,6 +30,7 @@ __all__ = [
     "ImageQuilting",
     "MedianSmoothing",
     "PixelCNN",
+    "PixelCNNPlusPlus",
     "PixelDefend",
     "ResizePad",
     "Thermometer",
@@ -48,6 +50,7 @@ __all__ = [
     "thermometer",
     "total_variation",
     "train_pixel_cnn",
+    "train_pixel_cnn_plus",
     "train_wgan",
 ]
 

@@ -341,27 +341,27 @@ def _show_cost(
         )
 
     console = Console()
-    rows, whole = [], []
+    rows = []
     for (name, part), (_, full) in zip(chosen, unfiltered, strict=True):
         left = [job for job in part if finished(job, places) is None]
+        core, on_gpu, disk = numbers(left)
         memory = _bytes(max(map(cost_model.memory_of, part), default=0.0))
-        cells = (str(len(part)), str(len(part) - len(left)), *numbers(left), memory)
+        hours = (on_gpu, numbers(full)[1], memory) if gpu else (core, numbers(full)[0], on_gpu)
+        cells = (str(len(part)), str(len(part) - len(left)), *hours, disk)
         rows.append((Cell(name), *(Cell(cell, number=True) for cell in cells)))
-        whole.append((Cell(name), *(Cell(cell, number=True) for cell in (str(len(full)), *numbers(full)))))
-    columns = ("experiment", "jobs", "finished", "core-hours", "GPU-hours", "disk", "GPU memory")
-    title = f"scale {scale.name}: {scale.summary}"
-    out.table(Table(title, columns, tuple(rows), "Experiments share jobs."), console)
-    keys = [{job.key for _, part in group for job in part} for group in (chosen, unfiltered)]
-    if keys[0] != keys[1]:
-        title = "without --datasets, --match, --without-extensions and --examples"
-        out.table(Table(title, ("experiment", "jobs", *columns[3:6]), tuple(whole)), console)
+    # Seven columns fit into a terminal of 80.
+    hours = ("GPU-hours", "unfiltered", "GPU memory") if gpu else ("core-hours", "unfiltered", "GPU-hours")
+    note = "Unfiltered: without --datasets, --match, --without-extensions and --examples. Experiments share jobs."
+    columns = ("experiment", "jobs", "done", *hours, "disk")
+    out.table(Table(f"scale {scale.name}: {scale.summary}", columns, tuple(rows), note), console)
     rows = []
     for kind in [*dict.fromkeys(job.kind for job in jobs), "all"]:
         left = [job for job in waiting if kind in (job.kind, "all")]
         count = sum(kind in (job.kind, "all") for job in jobs)
         by_kind = (str(count), str(count - len(left)), *numbers(left))
         rows.append((Cell(kind), *(Cell(cell, number=True) for cell in by_kind)))
-    out.table(Table("each job once", ("kind", *columns[1:6]), tuple(rows)), console)
+    heads = ("kind", "jobs", "done", "core-hours", "GPU-hours", "disk")
+    out.table(Table("each job once", heads, tuple(rows)), console)
     # Of one GPU's jobs each has a part of its speed, so more of them at a time are no faster by this model.
     seconds = {job.key: costs[job.key].gpu_seconds() if gpu else costs[job.key].seconds(speed) for job in waiting}
     spent = sum(seconds.values()) / (len(resources.gpus) if gpu else resources.workers)

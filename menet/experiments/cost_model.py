@@ -15,6 +15,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from menet import models
 from menet.attacks.eot import MAX_BATCH
+from menet.baselines import PixelCNN, PixelCNNPlusPlus
+from menet.baselines.pixel_cnn import PLUS_BATCH, PLUS_PASS, CausalConvolution
+from menet.baselines.pixel_cnn_plus import Convolution
 from menet.experiments.jobs import Certify, Evaluate, EvaluatePart, Job, Prepare, Train
 from menet.experiments.measures import FeatureVectors, Redistributed, Timing
 
@@ -36,6 +39,10 @@ PASS_OVERHEAD = {True: 0.04, False: 0.004}
 """Seconds of one core per pass of any size, with preprocessing and without."""
 ESTIMATION_COPIES = 24
 """Copies of an image that estimating it, with a gradient, holds in memory."""
+SECONDS_PER_CALL = 1.0e-5
+"""Seconds of a call of torch on little data."""
+CALLS_PER_LAYER = 8
+"""Calls for one pixel in one layer of an autoregressive network."""
 FORWARD_AND_BACKWARD = 3
 """The cost of a forward and backward pass, in forward passes."""
 
@@ -117,7 +124,12 @@ def memory_of(job: Job) -> float:
         config = job.config
         weights = 3 + (config.optimizer == "adamw") + bool(config.ema)
         estimated = config.batch_size if config.defense and job.prepared is None else 0
-        return _memory(job, weights, config.batch_size, estimated)
+        needed = _memory(job, weights, config.batch_size, estimated)
+        if config.defense.get("name") == "pixel-defend":
+            # Its own training comes first: weights, gradients, moments, average and best.
+            _, parameters, kept, _ = _likelihood(config.defense, config.dataset)
+            needed = max(needed, GPU_CONTEXT + 4 * (6 * parameters + 3 * PLUS_PASS * kept))
+        return needed
     if isinstance(job, Evaluate):
         settings = job.settings
         together = min(job.max_batch, job.batch_size * settings.get("eot", 1))
@@ -178,6 +190,44 @@ def forward_operations(network: str, channels: int, side: int, classes: int) -> 
     return counter.get_total_flops(), sum(one.numel() for one in built.parameters()), kept
 
 
+@cache
+def likelihood_operations(channels: int, side: int, **settings: Any) -> tuple[int, int, int, int]:
+    """Of PixelDefend's network: operations of one image's pass, parameters, values kept, and layers."""
+    plus = settings.pop("likelihood") == "pixel-cnn++"
+    network = (PixelCNNPlusPlus if plus else PixelCNN)(channels, **settings).eval()
+    kept = layers = 0
+
+    def count(module: torch.nn.Module, inputs: object, output: torch.Tensor) -> None:
+        nonlocal kept, layers
+        kept, layers = kept + output.numel(), layers + 1
+
+    for module in network.modules():
+        if isinstance(module, Convolution | CausalConvolution):
+            module.register_forward_hook(count)
+    images = torch.zeros(1, channels, side, side)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        network.mixture(images) if isinstance(network, PixelCNNPlusPlus) else network(images)
+    return counter.get_total_flops(), sum(one.numel() for one in network.parameters()), kept, layers
+
+
+def _likelihood(defense: dict[str, Any], dataset: str) -> tuple[int, int, int, int]:
+    channels, side, *_ = _shape(dataset)
+    names = ("likelihood", "levels", "width", "layers", "mixtures")
+    defaults = {"likelihood": "pixel-cnn"}
+    settings = {name: defense[name] for name in names if name in defense}
+    return likelihood_operations(channels, side, **{**defaults, **settings})
+
+
+def _fitting(defense: dict[str, Any], dataset: str) -> Cost:
+    """Training PixelDefend's network of likelihoods, for as many steps as it may take."""
+    if defense.get("name") != "pixel-defend":
+        return Cost()
+    operations, parameters, _, _ = _likelihood(defense, dataset)
+    images = defense.get("steps", 500) * (PLUS_BATCH if defense.get("likelihood") == "pixel-cnn++" else 32)
+    # Weights, their average, the best of them, and two moments.
+    return Cost(operations=FORWARD_AND_BACKWARD * images * operations, disk=4 * 5 * parameters)
+
+
 def _training(job: Train) -> Cost:
     config = job.config
     _, _, _, training, _ = _shape(config.dataset)
@@ -191,10 +241,12 @@ def _training(job: Train) -> Cost:
         disk=3 * 4 * _operations(job)[1],
         overhead_seconds=passes / config.batch_size * PASS_OVERHEAD[preprocessed],
     )
-    cost = _passes(job, FORWARD_AND_BACKWARD * passes, 0 if job.prepared else passes)
+    # PixelDefend's classifier learns from images that are not purified.
+    unchanged = bool(job.prepared) or config.defense.get("name") == "pixel-defend"
+    cost = _passes(job, FORWARD_AND_BACKWARD * passes, 0 if unchanged else passes)
     if config.precision != "float32":
         cost = replace(cost, operations=0.0, half_operations=cost.operations)
-    return cost + overhead
+    return cost + overhead + _fitting(config.defense, config.dataset)
 
 
 def _evaluation(job: Evaluate) -> Cost:
@@ -241,6 +293,12 @@ def _memory(model: Train, weights: int, kept: int, estimated: int) -> float:
 def _estimation(defense: dict[str, Any], dataset: str, count: float) -> Cost:
     channels, side, *_ = _shape(dataset)
     images = count * channels * side * side / 3072
+    if defense.get("name") == "pixel-defend":
+        # Every feature is computed once, but pixel after pixel: the calls are shared by a batch.
+        operations, _, _, layers = _likelihood(defense, dataset)
+        calls = count / MAX_BATCH * side * side * layers * CALLS_PER_LAYER
+        waiting = calls * SECONDS_PER_CALL
+        return Cost(count * operations, estimation_seconds=waiting, images_estimated=waiting / GPU_ESTIMATION)
     seconds = CORE_ESTIMATION.get(defense.get("estimator", {}).get("name", ""), 1e-3)
     return Cost(estimation_seconds=images * seconds, images_estimated=images)
 

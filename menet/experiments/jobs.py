@@ -212,6 +212,9 @@ class Train(Job):
                 words.append(f"{masks} fixed masks per image" if masks > 1 else "one fixed mask per image")
             else:
                 words.append("fresh masks")
+        if defense.get("name") == "pixel-defend":
+            plus = defense.get("likelihood") == "pixel-cnn++"
+            words.append("PixelCNN++ of its publication" if plus else "a small PixelCNN in place of PixelCNN++")
         return ", ".join(words)
 
 

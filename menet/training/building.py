@@ -1,7 +1,9 @@
 """From a configuration to a model, its averaged weights, an optimizer and a precision."""
 
 import copy
+import inspect
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,11 +24,12 @@ def build_model(
     *,
     chosen: Tensor | None = None,
     fitted: dict[str, Any] | None = None,
+    checkpoint: Path | None = None,
 ) -> nn.Module:
     """The network for a dataset's images behind the configured defense; all randomness follows from the seed.
 
     A defense that is fitted to images is fitted to those at `chosen` (all if None), unless `fitted` gives the
-    settings of one whose state is loaded afterwards.
+    settings of one whose state is loaded afterwards. Where fitting takes long it resumes from `checkpoint`.
     """
     worker = Worker() if worker is None else worker
     channels = classifier_channels(dataset.images.shape[1], config.defense)
@@ -34,14 +37,16 @@ def build_model(
     network = models.build(config.model, dataset, channels=channels, generator=weights)
     if config.channels_last:
         network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    model = rebuild(network, config.defense if fitted is None else fitted)
+    model = rebuild(network, config.defense if fitted is None else fitted).to(worker.device)
     if isinstance(model, Preprocessed):
         if fitted is None:
             images = dataset.images if chosen is None else _Subset(dataset.images, chosen)
-            model.fit(images, stream(config.seed, Stream.FIT))
+            resumes = checkpoint is not None and "checkpoint" in inspect.signature(model.fit).parameters
+            options = {"checkpoint": checkpoint} if resumes else {}
+            model.fit(images, stream(config.seed, Stream.FIT), **options)
         model.reseed(stream_seed(config.seed, Stream.MASKS))
         model.shard = (worker.rank, worker.world)
-    return model.to(worker.device)
+    return model
 
 
 @dataclass(frozen=True)

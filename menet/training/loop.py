@@ -49,6 +49,9 @@ from menet.training.log import CURVES, Log, draw_curves, read_log
 from menet.training.objectives import BatchLoss, LossAndLogits, build_objective, training_attack, weakened
 from menet.training.validation import accuracy, check
 
+FIT = "fit.pt"
+"""The state of a defense's own training, in the folder until the run has ended."""
+
 
 @dataclass(frozen=True)
 class Saving:
@@ -179,6 +182,7 @@ def train(
                 _finish_epoch(run, _validate(run))
             result = _test(run, test_set)
             _draw(run, last=True)
+            (run.folder / FIT).unlink(missing_ok=True)
             return result
 
 
@@ -193,7 +197,8 @@ def _started(
         worker.wait()
         checkpoint = read_checkpoint(folder / LAST, config) if (folder / LAST).exists() else None
         fitted = None if checkpoint is None else checkpoint.defense
-        model = build_model(config, batches.dataset, worker, chosen=batches.chosen, fitted=fitted)
+        fit = folder / FIT if worker.first else None
+        model = build_model(config, batches.dataset, worker, chosen=batches.chosen, fitted=fitted, checkpoint=fit)
         generators = {
             "augmentation": stream(config.seed, Stream.AUGMENTATION),
             "attack": stream(config.seed, Stream.ATTACK),

@@ -1,6 +1,7 @@
 """The claims against the paper's own source, read by other code than made them."""
 
 import os
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -87,3 +88,39 @@ def test_queries() -> None:
         claims.query("no such table")
     with pytest.raises(ConfigurationError, match="unknown field 'color'; choose from access, attack,"):
         claims.query(color="red")
+
+
+def test_budgets_samples_and_steps_are_those_of_the_papers_sentences(paper: str) -> None:
+    """Every claim, against what the text says of its dataset: budget, step size, samples, Boundary's steps."""
+    text = " ".join(paper.split())
+    mnist = re.search(r"For MNIST.*?perturbation scale of \$([\d.]+/255)\$.*?step size \$([\d.]+/255)\$", text)
+    others = re.search(
+        r"ResNet-18 for SVHN and CIFAR-10, and DenseNet-121.*?perturbation of \$(\d+/255)\$.*?step size of"
+        r" \$(\d+/255)\$",
+        text,
+    )
+    queries = re.search(r"(\d+) steps for Boundary attack, and a batch size of (\d+) for SPSA", text)
+    assert mnist
+    assert others
+    assert queries
+    for claim in claims.load():
+        setting = claim.setting
+        epsilon, step_size = (mnist if setting.dataset == "mnist" else others).groups()
+        bounded = setting.access != "clean" and setting.attack != "boundary"
+        assert setting.epsilon == (epsilon if bounded else None), claim.place
+        if setting.step_size is not None and claim.table != "appendix random start":
+            assert setting.step_size == step_size, claim.place
+        assert setting.samples == (int(queries[2]) if setting.attack == "spsa" else None), claim.place
+        if setting.attack == "boundary":
+            assert setting.steps == int(queries[1])
+
+
+def test_training_steps_follow_from_the_papers_epochs() -> None:
+    """Batches of 256; all estimates of an image in an epoch of ME-Net without adversarial training."""
+    images = {"mnist": 60_000, "cifar10": 50_000, "svhn": 73_257, "tiny-imagenet": 100_000}
+    epochs = {one.dataset: one.epochs for one in claims.training()}
+    for claim in claims.load():
+        setting = claim.setting
+        copies = setting.masks if setting.method == "me-net" and setting.training == "standard" else 1
+        steps = epochs[setting.dataset] * ((copies or 1) * images[setting.dataset] // 256)
+        assert setting.training_steps == (None if claim.quoted else steps), claim.place

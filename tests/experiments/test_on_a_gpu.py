@@ -1,40 +1,33 @@
 """What a machine with GPUs relies on: one device for all, one job per GPU, parts, filters, and what they cost.
 
-There is no GPU here. `Simulated` makes `meta` a device with values: its tensors hold theirs on the CPU, and an
-operation on tensors of both devices is refused as it would be on a GPU.
+There is no GPU here: `simulated_device.py` runs jobs on a device that refuses what a GPU refuses.
 """
 
 import json
+import os
+import subprocess
+import sys
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import ClassVar
 
 import pytest
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 from menet import cli, data, masks
 from menet.data.dataset import stratified
 from menet.defense import MENet
-from menet.experiments import cost_model, experiment, tables
+from menet.experiments import EXPERIMENTS, cost_model, experiment, tables
 from menet.experiments.jobs import Evaluate, Job, Train, Workspace, transformed
-from menet.experiments.measures import FeatureVectors, Redistributed, Timing
 from menet.experiments.plan import graph
 from menet.experiments.runner import Local
 from menet.experiments.scale import GPU_DAY, SMOKE
-from menet.training import batches as batches_module
-from menet.training import building
 from menet.training.batches import Batches
 from menet.training.prepared import prepare
 from menet.training.recipes import me_net
 
-DEVICE = "meta"
 SPECK = replace(
     SMOKE,
     images=40,
@@ -49,130 +42,43 @@ PURE = tables.model("mnist", p=tables.LOW, estimator="usvt")
 VANILLA = tables.model("mnist", "vanilla")
 
 
-class OnDevice(Tensor):
-    """A tensor on the simulated device."""
-
-    held: Tensor
-
-    @staticmethod
-    def __new__(cls, held: Tensor) -> "OnDevice":
-        made = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls,
-            held.size(),
-            strides=held.stride(),
-            storage_offset=held.storage_offset(),
-            dtype=held.dtype,
-            device=DEVICE,
-        )
-        made.held = held
-        return cast(OnDevice, made)
-
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
-        return f"OnDevice({self.held!r})"
-
-    def tolist(self) -> Any:
-        return self.held.tolist()
-
-    @classmethod
-    def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return computed(op, args, kwargs or {})
-
-
-class Simulated(TorchDispatchMode):
-    """Within it, what is moved to or made on the device is a tensor with values."""
-
-    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return computed(op, args, kwargs or {})
-
-
-def computed(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
-    there = {id(one.held): one for one in tensors if isinstance(one, OnDevice)}
-    result_there = bool(there)
-    if kwargs.get("device") is not None:
-        result_there = torch.device(kwargs["device"]).type == DEVICE
-        kwargs = {**kwargs, "device": torch.device("cpu")}
-    elif there and op is not torch.ops.aten.copy_.default:
-        strangers = [one for one in tensors if not isinstance(one, OnDevice) and one.dim() > 0]
-        if strangers and "index" not in str(op):
-            raise RuntimeError(f"expected all tensors on one device, got both: {op}")
-
-    def bare(one: Any) -> Any:
-        return one.held if isinstance(one, OnDevice) else one
-
-    def dressed(one: Any) -> Any:
-        if not isinstance(one, Tensor) or isinstance(one, OnDevice):
-            return one
-        known = there.get(id(one))
-        return OnDevice(one) if known is None else known
-
-    found = op(*tree_map(bare, args), **tree_map(bare, kwargs))
-    return tree_map(dressed, found) if result_there else found
-
-
-class Immediately:
-    """A pool whose thread is this one: a dispatch mode belongs to a thread."""
-
-    def __init__(self, *_: Any, **__: Any) -> None: ...
-
-    def submit(self, function: Callable[..., Any], *arguments: Any) -> "Future[Any]":
-        future: Future[Any] = Future()
-        future.set_result(function(*arguments))
-        return future
-
-    def shutdown(self, **_: Any) -> None: ...
-
-
-def test_the_simulated_device_refuses_what_a_gpu_refuses() -> None:
-    with Simulated():
-        moved, here = torch.ones(3).to(DEVICE), torch.ones(3)
-        assert (moved + 1).tolist() == [2, 2, 2]
-        assert moved.device.type == DEVICE
-        assert type((moved * 2).cpu()) is Tensor
-        with pytest.raises(RuntimeError, match="expected all tensors on one device"):
-            moved + here
-
-
 @pytest.mark.slow
-def test_every_job_runs_on_the_device_of_the_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Preparation, both trainings, white-box, transfer, features and time, on another device."""
-    monkeypatch.setattr(batches_module, "ThreadPoolExecutor", Immediately)
-    monkeypatch.setattr(
-        building, "autocast", lambda dtype, device: torch.autocast("cpu", enabled=dtype == torch.bfloat16)
-    )
-    for module in ("loop", "validation"):
-        monkeypatch.setattr(f"menet.training.{module}.autocast", building.autocast)
-    attacked = replace(tables.white_box(VICTIM, 7), snapshots=4)
-    jobs: list[Job] = [
-        attacked,
-        tables.extension(VICTIM, "exact+EOT"),
-        tables.black_box(PURE, "PGD 40"),
-        tables.black_box(PURE, "PGD 40" + tables.DEFENDED),
-        tables.gray_box(PURE, "CW"),
-        tables.black_box(VANILLA, "SPSA"),
-        FeatureVectors(attacked=attacked),
-        Redistributed(attacked=attacked, defended=PURE),
-        Timing(dataset="mnist", defense={**me_net("usvt"), "masks": 1}, rounds=1),
+@pytest.mark.timeout(1200)
+def test_every_kind_of_job_of_the_smoke_scale_runs_on_another_device(tmp_path: Path) -> None:
+    """Preparation, training, every attack, baseline and estimator, certificates, what figures are drawn from."""
+    if not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend"):
+        pytest.skip("needs a torch that takes a device written in Python")
+    here = Path(__file__)
+    environment = {**os.environ, "PYTHONPATH": str(here.parents[2]), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(here.with_name("simulated_device.py")), str(tmp_path)]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    found = json.loads(ran.stdout.splitlines()[-1])
+    assert found["refused"] == [
+        "two devices",
+        "index on the device, values not",
+        "generator of the CPU",
+        "to an array",
     ]
-    moved: list[str] = []
-    original = torch.nn.Module.to
-
-    def spy(module: torch.nn.Module, *arguments: Any, **keywords: Any) -> torch.nn.Module:
-        moved.extend(str(one) for one in arguments)
-        return original(module, *arguments, **keywords)
-
-    monkeypatch.setattr(torch.nn.Module, "to", spy)
-    with Simulated():
-        outcomes = Local()(
-            graph(transformed(job, SPECK) for job in jobs), Workspace(tmp_path, device=DEVICE), lambda _: None
-        )
-    assert {one.status for one in outcomes.values()} == {"done"}, [
-        (one.title, one.message) for one in outcomes.values() if one.status == "failed"
-    ]
-    assert DEVICE in moved
-    timing = transformed(jobs[-1], SPECK)
-    assert isinstance(timing, Timing)
-    assert timing.result(Workspace(tmp_path))["device"] == DEVICE
+    jobs = found["jobs"]
+    assert [job for job in jobs if job["status"] != "done"] == []
+    # A job that computed nothing there ran on the CPU.
+    assert [job["title"] for job in jobs if job["device"] and not job["operations"]] == []
+    kinds = {type(job).kind for name in EXPERIMENTS for job in graph(experiment(name).jobs)}
+    assert {job["kind"] for job in jobs} == kinds
+    attacks = {trait[1] for job in jobs for trait in job["traits"] if job["kind"] == "evaluate"}
+    assert attacks >= {
+        "boundary",
+        "hop-skip-jump",
+        "spsa",
+        "pgd",
+        "cw",
+        "fgsm",
+        "projected-bpda",
+        "classifier-only",
+    }
+    methods = {trait[1] for job in jobs for trait in job["traits"] if job["kind"] == "train"}
+    assert methods >= {None, "me-net", "thermometer", "pixel-defend", "total-variation"}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -210,7 +116,7 @@ def test_a_gpu_has_one_job_at_a_time(tmp_path: Path) -> None:
 def test_a_plan_needs_no_gpu_and_names_hours_and_memory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(cost_model, "speed_of_a_core", lambda: 3e10)
     command = [
         "reproduce",
@@ -227,6 +133,9 @@ def test_a_plan_needs_no_gpu_and_names_hours_and_memory(
     shown = capsys.readouterr().out
     assert "1 GPU, one job at a time on each; GPU memory about" in shown
     assert "hours)" in shown
+    # Readable in a terminal of 80 columns: nothing is cut off.
+    assert "…" not in shown.partition("the longest:")[0]
+    assert all(word in shown for word in ("│ table4 ", "GPU-hours", "unfiltered", "GPU memory", "disk"))
     assert "Wide" not in shown
     rows = json.loads((tmp_path / "plans" / "gpu-day.json").read_text("utf-8"))
     assert all(row["gpu_memory"] > 1e9 for row in rows if row["kind"] == "train")

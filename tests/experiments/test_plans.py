@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from menet import data
+from menet import data, models
+from menet.attacks.adaptive import ProjectedBPDA
 from menet.baselines import TotalVariation
 from menet.errors import ConfigurationError
 from menet.evaluation.snapshots import Features
-from menet.experiments import EXPERIMENTS, claims, experiment
+from menet.experiments import EXPERIMENTS, claims, cost_model, experiment
 from menet.experiments.jobs import Evaluate, Train, Workspace, transformed
 from menet.experiments.measures import Ranks, Redistributed
 from menet.experiments.plan import Cell, Experiment, Table, graph
@@ -294,3 +295,39 @@ def test_total_variation_draws_p_from_its_schedule_in_training_and_uses_the_mean
 
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
+
+
+def test_pixel_defend_has_its_published_network_at_the_papers_scale_and_others_say_what_they_have() -> None:
+    victim = model("cifar10", "pixel-defend")
+    defense = transformed(victim, PAPER).config.defense
+    assert (defense["likelihood"], defense["width"], defense["layers"]) == ("pixel-cnn++", 160, 5)
+    assert transformed(victim, PAPER).described().endswith("PixelCNN++ of its publication")
+    for scale in (SMOKE, LAPTOP, CORES, GPU_DAY):
+        small = transformed(victim, scale)
+        assert "likelihood" not in small.config.defense
+        assert small.described().endswith("a small PixelCNN in place of PixelCNN++")
+    at_paper, at_day = (transformed(victim, scale) for scale in (PAPER, GPU_DAY))
+    # Days of eight GPUs, as its authors say, against minutes; and memory for its passes.
+    assert cost_model.hours_of(at_paper, gpu=True) > 100 * cost_model.hours_of(at_day, gpu=True)
+    assert cost_model.memory_of(at_paper) > 2 * cost_model.memory_of(at_day)
+
+
+def test_the_page_tells_the_choices_that_the_code_makes() -> None:
+    """What the paper leaves open: the page's words beside the defaults that the words are about."""
+    page = " ".join(Path(__file__).parents[2].joinpath("docs/reproduce.md").read_text("utf-8").split())
+    victim = model("cifar10")
+    attack, settings = gradient_attack(victim, "CW")
+    assert (attack, settings["steps"], settings["kappa"]) == ("cw", 40, 50)
+    assert "**CW** is 40 steps of PGD on the margin loss with confidence κ within ε" in page
+    assert ProjectedBPDA(epsilon=0.1).rank == 5
+    assert "Projected BPDA projects onto rank 5" in page
+    network = models.build("densenet121", channels=3, side=64, classes=200, generator=generator())
+    stem = next(one for one in network.modules() if isinstance(one, nn.Conv2d))
+    assert stem.kernel_size == (3, 3)
+    assert "DenseNet-121 has a 3×3 stem" in page
+    for words in (
+        "finds δ at the estimate and adds it to the true image",
+        "keeps its statistics while training examples are attacked",
+        "**Soft-Impute** iterates to convergence",
+    ):
+        assert words in page

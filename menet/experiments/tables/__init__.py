@@ -30,8 +30,11 @@ BOUNDED, DEFENDED = "Boundary within ε", " from a defended copy"
 """Columns that the paper's black-box tables lack; the second is the end of a name."""
 EOT = {"eot": 40, "steps": 200}
 """The setting of the third party that broke the published model: 200 steps of 5ε/200 over about 40 draws."""
-BASELINES: dict[str, dict[str, Any]] = {}
-"""Settings of the baselines that differ from their defaults."""
+BASELINES: dict[str, dict[str, Any]] = {
+    "pixel-defend": {"likelihood": "pixel-cnn++", "width": 160, "layers": 5, "mixtures": 10, "steps": 400_000}
+}
+"""Settings of the baselines that differ from their defaults: PixelDefend has the network of its publication,
+which is trained until its held-out likelihood stops improving, for at most so many steps."""
 TRAININGS: tuple[tuple[str, Training], ...] = (("Prep.", "standard"), ("Prep. + Adv. train", "adversarial"))
 STEPS = (7, 20, 40, 100, 1000)
 """Steps of the white-box attacks."""
