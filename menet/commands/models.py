@@ -145,13 +145,13 @@ def _table(cards: "list[Card]") -> Any:
             (
                 Cell(card.name),
                 Cell(f"{card.size / 2**20:.1f} MiB", number=True),
-                Cell(_percent(line.get("clean")), number=True),
-                Cell(_percent(line.get("robust")), number=True),
+                _number(line.get("clean")),
+                _number(line.get("robust")),
                 Cell(line.get("threat", "not measured")),
             )
             for line in lines
         ]
-    columns = ("name", "size", "clean, %", "robust, %", "threat model")
+    columns = ("name", "size", "clean %", "robust %", "threat model")
     return Table("Networks of the package", columns, tuple(rows))
 
 
@@ -163,7 +163,7 @@ def _card_text(card: "Card") -> str:
         for name in ("objective", "epochs", "batch_size", "seed")
         if name in card.training
     )
-    defense = ", ".join(f"{name} {value}" for name, value in card.defense.items()) or "none"
+    defense = ", ".join(f"{name} {_plain(value)}" for name, value in card.defense.items()) or "none"
     lines = [
         card.name,
         f"  network   {card.model}, {card.size / 2**20:.1f} MiB",
@@ -181,6 +181,19 @@ def _card_text(card: "Card") -> str:
         f"  license   {LICENSE}",
     ]
     return "\n".join(line for line in lines if line)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return value.get("name", value)
+    return "→".join(map(str, value)) if isinstance(value, list) else value
+
+
+def _number(number: "dict[str, float] | None") -> Any:
+    from menet.report.tables import Cell
+
+    value, _, interval = _percent(number).partition(" ")
+    return Cell(value, interval.strip("()"), number=True)
 
 
 def _percent(number: dict[str, float] | None) -> str:

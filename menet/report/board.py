@@ -202,7 +202,7 @@ def _attacks(group: Sequence[Entry]) -> Table:
     cells = tuple(
         (
             Cell(entry.name),
-            Cell(attack_words(records)),
+            Cell(attack_words(records), records.label),
             _cell(records, "adversarial", "expected"),
             _cell(records, "adversarial", "vote"),
             _cell(records, "adversarial", "worst"),
@@ -249,6 +249,7 @@ def _line(entry: Entry) -> dict[str, Any]:
         "every": [
             {
                 "attack": attack_words(one),
+                "label": one.label,
                 "robust": _number(one, "adversarial", "expected"),
                 "vote": _number(one, "adversarial", "vote"),
                 "forward": round(_mean(one, "queries")),
