@@ -10,6 +10,7 @@ from menet import data
 from menet.errors import DataError
 from menet.evaluation import EvaluationSettings, evaluate, parse_attack, read_results
 from menet.report.board import problems
+from menet.report.page import fill_results
 from menet.training import pretrained
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -31,6 +32,14 @@ def size(folder: Path) -> int:
 def test_a_reviewer_has_nothing_to_object_to():
     """Among it that rendering again changes nothing."""
     assert problems(RESULTS) == []
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/limits.md", "docs/findings.md"])
+def test_documents_have_the_table_of_the_results(name, tmp_path):
+    before = (RESULTS.parent / name).read_text(encoding="utf-8")
+    copy = tmp_path / "copy.md"
+    copy.write_text(before, encoding="utf-8")
+    assert fill_results(copy, RESULTS).read_text(encoding="utf-8") == before
 
 
 def test_results_and_networks_are_small():
