@@ -35,7 +35,7 @@ LANGUAGES = {"python", "sh", "text", "json", "bibtex"}
 # Lines of shell blocks that are parsed and not run, and why. Everything else of every block runs.
 ELSEWHERE = "a program that is not menet"
 NOT_RUN = {
-    r"(pip|make|torchrun|srun|first=|export|source|#)": ELSEWHERE,
+    r"(pip|make|torchrun|srun|ray|first=|export|source|#)": ELSEWHERE,
     r"menet demo": "takes minutes; tests/report/test_demo.py runs it small",
     r"menet (serve|explore)": "trains networks and waits for visitors; tests/web",
     r"menet train (digits|mnist|cifar10|folder)": "takes minutes to days; tests/training",
@@ -44,7 +44,9 @@ NOT_RUN = {
     r"menet reproduce .*(table|--all)": "takes hours, or needs GPUs; tests/experiments",
     r"menet reproduce --list": "plans every experiment, which takes a minute; tests/experiments",
     r"menet evaluate .*(standard|bpda-eot|boundary|on-manifold|runs/surrogate)": "takes minutes; tests/attacks",
-    r"menet (evaluate|audit|publish) package": "names code of yours; tests/commands",
+    r"menet (evaluate|audit|publish) (RUN --attacks )?package": "names code of yours; tests/commands",
+    r"menet evaluate mnist-": "needs MNIST and takes minutes; tests/report",
+    r"menet models pack": "needs a run of MNIST; tests/training",
     r"menet report results": "checks the results of the repository; tests/report",
     r"menet audit": "takes minutes; tests/evaluation",
     r"menet certify runs/few": "needs the network of the line before; tests/evaluation",

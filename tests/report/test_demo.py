@@ -49,7 +49,7 @@ def test_demo_does_the_main_job_and_uses_it_again(tiny, capsys):
     assert main(["demo", "--quick", "--out", str(tiny)]) == 0
     # Lines are wrapped at the width of the terminal.
     printed = " ".join(capsys.readouterr().out.split())
-    for words in ("Does it help?", "upper bound", "ME-Net", "certified accuracy", "report.html"):
+    for words in ("Does it help?", "upper bound", "ME-Net", "certified", "report.html"):
         assert words in printed, words
     page = (tiny / "report.html").read_text()
     for part in ("answer", "accuracy", "pictures", "features", "certificate", "made"):
