@@ -35,7 +35,7 @@ LANGUAGES = {"python", "sh", "text", "json", "bibtex"}
 # Lines of shell blocks that are parsed and not run, and why. Everything else of every block runs.
 ELSEWHERE = "a program that is not menet"
 NOT_RUN = {
-    r"(pip|make|torchrun|srun|ray|first=|export|source|#)": ELSEWHERE,
+    r"(pip|make|torchrun|srun|ray|sleep|head=|first=|export|source|#)": ELSEWHERE,
     r"menet demo": "takes minutes; tests/report/test_demo.py runs it small",
     r"menet (serve|explore)": "trains networks and waits for visitors; tests/web",
     r"menet train (digits|mnist|cifar10|folder)": "takes minutes to days; tests/training",
