@@ -27,6 +27,10 @@ KEY = "menet"
 DIGEST = "digest"
 LEFT, RIGHT = ".left", ".right"
 """Ends of the names of the two factors of a matrix."""
+LEVELS, SCALE = ".levels", ".scale"
+"""Ends of the names of a kernel's 8-bit integers and of the step between two of them, per output channel."""
+LARGE_KERNEL = 2**17
+"""Weights of a convolution from which it is packed in 8 bits."""
 PICKLE_SUFFIXES = (".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".bin")
 
 Location = str | os.PathLike[str]
@@ -82,7 +86,8 @@ def load(path: Location) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def pack(state: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
-    """A state in fewer bytes: half precision, and matrices that then take less as two factors of rank `rank`.
+    """A state in fewer bytes: half precision, matrices that then take less as two factors of rank `rank`, and
+    large convolutions as 8-bit integers with a scale per output channel.
 
     The factors are those of the best approximation of that rank. What this costs in accuracy has to be measured.
     """
@@ -96,6 +101,12 @@ def pack(state: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
             roots = scales[:rank].sqrt()
             packed[name + LEFT] = (left[:, :rank] * roots).half()
             packed[name + RIGHT] = (roots[:, None] * right[:rank]).half()
+        elif value.ndim == 4 and value.numel() >= LARGE_KERNEL:
+            scale = value.abs().amax((1, 2, 3)) / 127
+            steps = value / scale.clamp(min=torch.finfo(scale.dtype).tiny)[:, None, None, None]
+            if not bool(steps.isfinite().all()):
+                raise CheckpointError(f"{name} has weights that are not finite; save these weights unpacked")
+            packed[name + LEVELS], packed[name + SCALE] = steps.round().to(torch.int8), scale.float()
         else:
             packed[name] = value.half()
     for name, value in packed.items():
@@ -120,6 +131,14 @@ def unpack(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> dict[
                 )
             # In double precision the float32 that comes out hardly depends on the processor.
             whole[name] = (left.double() @ right.double()).to(tensor.dtype)
+        elif name not in whole and name + LEVELS in whole and name + SCALE in whole:
+            levels, scale = whole.pop(name + LEVELS), whole.pop(name + SCALE)
+            if levels.shape != tensor.shape or scale.shape != tensor.shape[:1] or levels.dtype != torch.int8:
+                raise CheckpointError(
+                    f"expected {name!r} as 8-bit integers of shape {_size(tensor)} with a scale per output channel, "
+                    f"got {_size(levels)} as {levels.dtype} and {_size(scale)}"
+                )
+            whole[name] = levels.to(tensor.dtype) * scale.to(tensor.dtype).view(-1, *[1] * (tensor.ndim - 1))
         elif name in whole and whole[name].dtype == torch.half:
             whole[name] = whole[name].to(tensor.dtype)
     return whole

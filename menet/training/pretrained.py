@@ -1,8 +1,8 @@
 """Networks that come with the package: small files of weights, and what was measured on each.
 
-A packed file holds weights in half precision and its largest matrices as two factors of low rank. What is
-measured is the packed network itself, so its numbers hold for exactly what is loaded. `measured.json` comes from
-the published results (`menet models measured`).
+A packed file holds weights in half precision, its largest matrices as two factors of low rank and its largest
+convolutions in 8 bits. What is measured is the packed network itself, so its numbers hold for exactly what is
+loaded. `measured.json` comes from the published results (`menet models measured`).
 """
 
 import json
@@ -54,8 +54,8 @@ def pack(
 ) -> int:
     """Write the best epoch of `run` to a small file at `path`, and return its size in bytes.
 
-    Weights are in half precision, matrices whose factors of rank `rank` take less are written as these. Evaluate
-    the file, not the run: that its accuracy stands has to be measured. With `defense` (its name and settings),
+    Weights are in half precision, matrices whose factors of rank `rank` take less are written as these, and large
+    convolutions in 8 bits (`weights.pack`). Evaluate the file, not the run: that its accuracy stands has to be measured. With `defense` (its name and settings),
     the network gets that defense in front of it, without training behind it.
     """
     if rank < 1:

@@ -56,6 +56,32 @@ def test_packing_keeps_the_matrix_of_best_approximation(tmp_path):
             torch.testing.assert_close(after[name], value, rtol=1e-3, atol=1e-6)
 
 
+def test_large_convolutions_are_packed_in_eight_bits(tmp_path):
+    network = build("compact", channels=3, side=32, classes=10, generator=torch.Generator().manual_seed(0))
+    state = network.state_dict()
+    packed = weights.pack(state, rank=64)
+    assert sum(value.nbytes for value in packed.values()) < 0.3 * sum(value.nbytes for value in state.values())
+    unpacked = weights.unpack(packed, state)
+    assert weights.difference(state, unpacked) is None
+    levels = [name for name in state if name + weights.LEVELS in packed]
+    assert levels
+    for name in levels:
+        # Rounding to the nearest of 127 steps on each side, per output channel.
+        largest = state[name].abs().amax((1, 2, 3), keepdim=True)
+        assert ((unpacked[name] - state[name]).abs() <= 0.501 * largest / 127).all()
+
+
+def test_eight_bits_of_another_shape_or_kind_are_refused(without_annotation_checks):
+    kernel = torch.zeros(256, 64, 3, 3)
+    packed = weights.pack({"w": kernel}, rank=1)
+    assert torch.equal(weights.unpack(packed, {"w": kernel})["w"], kernel)
+    for name, wrong in (("w.levels", torch.zeros(2, 2, 2, 2, dtype=torch.int8)), ("w.scale", torch.zeros(3))):
+        with pytest.raises(CheckpointError, match="expected 'w' as 8-bit integers of shape 256×64×3×3"):
+            weights.unpack({**packed, name: wrong}, {"w": kernel})
+    with pytest.raises(CheckpointError, match="not finite"):
+        weights.pack({"w": kernel + torch.nan}, rank=1)
+
+
 def test_weights_that_were_never_packed_stay_as_they_are():
     state = {"a": torch.randn(3, 4), "n": torch.tensor(3)}
     unpacked = weights.unpack(state, state)
