@@ -135,7 +135,7 @@ def unpack(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> dict[
             levels, scale = whole.pop(name + LEVELS), whole.pop(name + SCALE)
             if levels.shape != tensor.shape or scale.shape != tensor.shape[:1] or levels.dtype != torch.int8:
                 raise CheckpointError(
-                    f"expected {name!r} as 8-bit integers of shape {_size(tensor)} with a scale per output channel, "
+                    f"expected {name!r} as 8-bit integers of shape {_size(tensor)} and a scale per channel, "
                     f"got {_size(levels)} as {levels.dtype} and {_size(scale)}"
                 )
             whole[name] = levels.to(tensor.dtype) * scale.to(tensor.dtype).view(-1, *[1] * (tensor.ndim - 1))

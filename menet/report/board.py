@@ -3,6 +3,7 @@
 Nothing is typed by hand: the same records give the same bytes, whenever they are rendered.
 """
 
+import html
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from menet.progress import format_duration
 from menet.report.narrative import attack_words, interval, model_words, percent, threat_words
 from menet.report.tables import Cell, Table
 
+PICTURE = "attacks.svg"
 FEWEST_EXAMPLES, FEWEST_DRAWS = 200, 20
 """For a line of the board."""
 INTRODUCTION = (
@@ -87,7 +89,7 @@ def rows(found: Iterable[Entry]) -> list[dict[str, Any]]:
 
 
 def write_board(folder: Path) -> list[Path]:
-    """Write RESULTS.md, board.json and board.html from the results in `folder`."""
+    """Write RESULTS.md, board.json, board.html and attacks.svg from the results in `folder`."""
     written = _rendered(entries(folder))
     for name, content in written.items():
         write_atomically(folder / name, content)
@@ -100,6 +102,7 @@ def _rendered(found: Sequence[Entry]) -> dict[str, str]:
         "RESULTS.md": results_markdown(found),
         "board.json": json.dumps(lines, indent=1, ensure_ascii=False, sort_keys=True) + "\n",
         "board.html": _page(lines),
+        PICTURE: attacks_picture(found),
     }
 
 
@@ -218,6 +221,70 @@ def _attacks(group: Sequence[Entry]) -> Table:
         "examples × draws",
     )  # fmt: skip
     return Table("Every attack", columns, cells)
+
+
+def attacks_picture(found: Sequence[Entry]) -> str:
+    """Robust accuracy of one model under every attack it met, beside the same dataset's most robust other model.
+
+    Shown is the model whose attacks differ most in what they find: what an evaluation says depends on its attack.
+    Written as plain SVG, since the same records have to give the same bytes with every version of a library.
+    """
+    if not found:
+        return _svg(60, [_text(24, 34, "no results yet", "note")])
+    spread = {
+        entry.name: accuracy(entry.evaluations[-1]).value - accuracy(entry.decisive).value for entry in found
+    }
+    shown = max(found, key=lambda entry: (len(entry.evaluations) > 1, spread[entry.name]))
+    rivals = [
+        entry for entry in found
+        if entry is not shown and (entry.dataset, entry.threat) == (shown.dataset, shown.threat)
+    ]  # fmt: skip
+    best = max(rivals, key=lambda entry: accuracy(entry.decisive).value, default=None)
+    parts, top = [], 30
+    for entry, lines in ((shown, shown.evaluations[::-1]), *(((best, (best.decisive,)),) if best else ())):
+        title = f"{model_words(entry.decisive)}, {entry.training.split(',')[0]} training"
+        parts.append(_text(24, top, title, "title"))
+        parts.append(_text(24, top + 18, f"{entry.name}: {entry.dataset}, {entry.threat}", "note"))
+        top += 44
+        for records in lines:
+            number = accuracy(records)
+            worst = "worst" if records is entry.decisive else "other"
+            low, at, high = (SCALE_LEFT + SCALE_WIDTH * x for x in (number.low, number.value, number.high))
+            parts += [
+                _text(24, top + 4, attack_words(records), worst),
+                f'<line x1="{low:.1f}" x2="{high:.1f}" y1="{top}" y2="{top}" class="{worst}"/>',
+                f'<circle cx="{at:.1f}" cy="{top}" r="5" class="{worst}"/>',
+                _text(SCALE_LEFT + SCALE_WIDTH + 62, top + 4, percent(number.value), worst, 'text-anchor="end"'),
+            ]
+            top += 26
+        top += 22
+    for tenth in range(0, 11, 2):
+        x = SCALE_LEFT + SCALE_WIDTH * tenth / 10
+        parts.insert(0, f'<line x1="{x:.1f}" x2="{x:.1f}" y1="60" y2="{top - 26}" class="grid"/>')
+        parts.append(_text(x, top - 8, f"{10 * tenth}", "note", 'text-anchor="middle"'))
+    parts.append(_text(SCALE_LEFT, top + 12, "robust accuracy in %, 95 % interval over examples", "note"))
+    return _svg(top + 28, parts)
+
+
+SCALE_LEFT, SCALE_WIDTH = 352, 280
+STYLE = (
+    "text{font:13px system-ui,sans-serif;fill:#333}.title{font-weight:600}.note{fill:#767676;font-size:12px}"
+    "text.worst{font-weight:600;fill:#b3261e}line{stroke-width:2.5}line.worst{stroke:#b3261e}line.other{stroke:#5b7fa6}"
+    "circle.worst{fill:#b3261e}circle.other{fill:#5b7fa6}line.grid{stroke:#e4e4e4;stroke-width:1}"
+)
+
+
+def _svg(height: float, parts: Sequence[str]) -> str:
+    body = "\n".join(parts)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 {height:.0f}" role="img" '
+        f'aria-label="Robust accuracy by attack">\n<style>{STYLE}</style>\n'
+        f'<rect width="100%" height="100%" fill="#fff"/>\n{body}\n</svg>\n'
+    )
+
+
+def _text(x: float, y: float, words: str, kind: str, more: str = "") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}" {more}>{html.escape(words)}</text>'
 
 
 def _line(entry: Entry) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 Every number in a sentence is computed from records.
 """
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -285,7 +286,7 @@ def attack_words(records: Records) -> str:
     kind = str(settings.get("kind", records.label))
     name = ATTACK_NAMES.get(kind, kind)
     if is_transfer(records):
-        name = f"transfer ({name})"
+        name = f"{name}, transferred from {_source_words(records)}"
     elif settings is not attack:
         outer = str(attack.get("kind", ""))
         name = f"{ATTACK_NAMES.get(outer, outer)} {name}"
@@ -304,6 +305,14 @@ def attack_words(records: Records) -> str:
     if (settings.get("eot") or 1) > 1:
         parts.append(f"EOT over {settings['eot']} draws")
     return ", ".join(parts)
+
+
+def _source_words(records: Records) -> str:
+    """The surrogate of a transfer attack, by the name that the evaluation was given."""
+    found = re.search(r"\bon=([^,]+)", records.label)
+    if found is None:
+        return "a surrogate"
+    return "its own classifier" if found[1] == "classifier" else found[1]
 
 
 def threat_words(evaluation: Mapping[str, Any]) -> str:

@@ -55,8 +55,9 @@ def pack(
     """Write the best epoch of `run` to a small file at `path`, and return its size in bytes.
 
     Weights are in half precision, matrices whose factors of rank `rank` take less are written as these, and large
-    convolutions in 8 bits (`weights.pack`). Evaluate the file, not the run: that its accuracy stands has to be measured. With `defense` (its name and settings),
-    the network gets that defense in front of it, without training behind it.
+    convolutions in 8 bits (`weights.pack`). Evaluate the file, not the run: that its accuracy stands has to be
+    measured. With `defense` (its name and settings), the network gets that defense in front of it, without
+    training behind it.
     """
     if rank < 1:
         raise ConfigurationError(f"expected rank >= 1, got {rank}")

@@ -3,6 +3,7 @@
 import io
 import json
 import zipfile
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -51,12 +52,33 @@ def test_rendering_again_changes_nothing(tmp_path):
     first = {path.name: path.read_bytes() for path in write_board(tmp_path)}
     again = {path.name: path.read_bytes() for path in write_board(tmp_path)}
     assert first == again
-    assert set(first) == {"RESULTS.md", "board.json", "board.html"}
+    assert set(first) == {"RESULTS.md", "board.json", "board.html", "attacks.svg"}
     line = json.loads(first["board.json"])[0]
     (entry,) = entries(tmp_path)
     assert line["robust"]["low"] < line["robust"]["value"] < line["robust"]["high"]
     assert line["attacks"] == 2
     assert f"{100 * line['robust']['value']:.1f}%" in results_markdown([entry])
+
+
+def test_the_picture_shows_the_model_whose_attacks_differ_most(tmp_path):
+    weak, strong = records(0), records(1, "cw")
+    for row in strong.rows:
+        row["adversarial"] = {
+            **row["adversarial"],
+            "predictions": [(row["label"] + 1) % 3] * len(row["adversarial"]["predictions"]),
+        }
+    publish("mnist/one", {"pgd": records(2)}, {}, tmp_path)
+    publish("mnist/me-net", {"pgd": weak, "cw": strong}, {"config": {"objective": "<b>"}}, tmp_path)
+    write_board(tmp_path)
+    text = (tmp_path / "attacks.svg").read_text(encoding="utf-8")
+    root = ElementTree.fromstring(text)
+    assert "mnist/me-net" in text
+    assert text.index("mnist/me-net") < text.index("mnist/one")
+    assert "<b>" not in text
+    circles = [one for one in root.iter() if one.tag.endswith("circle")]
+    assert [one.get("class") for one in circles] == ["other", "worst", "worst"]
+    places = [float(one.get("cx")) for one in circles]
+    assert places[1] < places[0], "the decisive attack is to the left"
 
 
 def test_the_finished_part_of_an_evaluation_can_be_published(tmp_path):
