@@ -1,7 +1,8 @@
 """The measured results of the repository: train, pack, attack and publish, each step resumed where it stopped.
 
 `python -m benchmarks.results` does what is missing; `--only TEXT` for the models whose name contains it. Trained
-are the recipes of scale `cores`; what is attacked is the packed network, as it ships with the package.
+are the recipes of scale `cores`, unless the network ships with the package already: remove its file to train it
+again. What is attacked is the packed network, as it ships.
 """
 
 import argparse
@@ -13,17 +14,23 @@ from pathlib import Path
 from menet.training.pretrained import FOLDER, pack
 
 RANK = 64
-VANILLA = "mnist/vanilla"
-SHIPPED = ("mnist/vanilla", "mnist/adversarial", "mnist/menet-pure", "mnist/menet-adversarial")
-"""The models that ship with the package."""
+EPSILON = {"mnist": "0.3", "cifar10": "8/255"}
+"""The paper's budgets, linf."""
+STEP = {"mnist": "0.01", "cifar10": "2/255"}
+"""The paper's step sizes."""
 TRAININGS = {
     "mnist/vanilla": "mnist",
     "mnist/adversarial": "mnist --objective adversarial",
     "mnist/menet-pure": "mnist --defense me-net --p 0.4 0.6",
     "mnist/menet-pure-p20-40": "mnist --defense me-net --p 0.2 0.4",
     "mnist/menet-adversarial": "mnist --defense me-net --p 0.4 0.6 --objective adversarial",
+    "cifar10/vanilla": "cifar10",
+    "cifar10/adversarial": "cifar10 --objective n-fgsm",
+    "cifar10/menet-pure": "cifar10 --defense me-net --p 0.8 1.0",
+    "cifar10/menet-adversarial": "cifar10 --defense me-net --p 0.8 1.0 --objective n-fgsm",
 }
-PAPER_STEPS = "step_size=0.01,eot=1,keep=last"
+SHIPPED = ("vanilla", "adversarial", "menet-pure", "menet-adversarial")
+"""The models of each dataset that ship with the package."""
 
 
 @dataclass(frozen=True)
@@ -35,28 +42,32 @@ class Line:
     defense: dict[str, object] | None = None
 
 
-MENET = (
-    "standard",
-    f"pgd:steps=40,gradient=bpda,{PAPER_STEPS}",
-    f"pgd:steps=100,gradient=bpda,{PAPER_STEPS}",
-    "pgd:steps=40,step_size=0.01,on=classifier",
-    "pgd:steps=40,step_size=0.01,on=mnist-vanilla",
-)
-LINES = {
-    "mnist/menet-adversarial": Line("mnist/menet-adversarial", MENET),
-    "mnist/menet-pure": Line("mnist/menet-pure", MENET),
-    "mnist/menet-pure-p20-40": Line("mnist/menet-pure-p20-40", MENET),
-    "mnist/vanilla": Line("mnist/vanilla"),
-    "mnist/adversarial": Line("mnist/adversarial"),
-    "mnist/jpeg": Line("mnist/vanilla", defense={"name": "jpeg", "quality": 50}),
-    "mnist/bit-depth": Line("mnist/vanilla", defense={"name": "bit-depth", "bits": 1}),
-    "mnist/median": Line("mnist/vanilla", defense={"name": "median", "size": 3}),
-    "mnist/resize-pad": Line("mnist/vanilla", defense={"name": "resize-pad"}),
-    "mnist/total-variation": Line("mnist/vanilla", defense={"name": "total-variation"}),
-    "mnist/menet-untrained": Line(
-        "mnist/vanilla", defense={"name": "me-net", "estimator": "nuclear-norm", "p": 0.5}
-    ),
-}
+def as_published(dataset: str) -> tuple[str, ...]:
+    """The attacks of the paper on ME-Net, beside the standard suite."""
+    paper = f"step_size={STEP[dataset]}"
+    return (
+        "standard",
+        f"pgd:steps=40,gradient=bpda,{paper},eot=1,keep=last",
+        f"pgd:steps=100,gradient=bpda,{paper},eot=1,keep=last",
+        f"pgd:steps=40,{paper},on=classifier",
+        f"pgd:steps=40,{paper},on={dataset}-vanilla",
+    )
+
+
+def lines(dataset: str) -> dict[str, Line]:
+    """The lines of one dataset: the networks trained for it, then other defenses before the vanilla network."""
+    trained = [name for name in TRAININGS if name.startswith(f"{dataset}/")]
+    found = {name: Line(name, as_published(dataset) if "menet" in name else ("standard",)) for name in trained}
+    before: dict[str, dict[str, object]] = {
+        "jpeg": {"name": "jpeg", "quality": 50},
+        "bit-depth": {"name": "bit-depth", "bits": 1 if dataset == "mnist" else 3},
+        "median": {"name": "median", "size": 3},
+        "resize-pad": {"name": "resize-pad"},
+        "total-variation": {"name": "total-variation"},
+        "menet-untrained": {"name": "me-net", "estimator": "nuclear-norm", "p": 0.5},
+    }
+    vanilla = f"{dataset}/vanilla"
+    return found | {f"{dataset}/{name}": Line(vanilla, defense=settings) for name, settings in before.items()}
 
 
 def main() -> None:
@@ -71,17 +82,23 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=20, help="fresh draws that score each image")
     parser.add_argument("--budget", default="standard", help="of the standard suite")
     options = parser.parse_args()
-    for name, line in LINES.items():
+    for name, line in (lines("mnist") | lines("cifar10")).items():
         if options.only not in name:
             continue
-        for needed in dict.fromkeys((line.training, VANILLA)):
-            _menet("train", *TRAININGS[needed].split(), "--recipe", "cores", "--out", str(options.runs / needed))
-            _packed(needed, LINES[needed], options.runs)
+        dataset = name.partition("/")[0]
+        # A transfer attack takes the vanilla network of its dataset.
+        sources = [f"{dataset}/vanilla"] if any(f"on={dataset}" in one for one in line.attacks) else []
+        for needed in dict.fromkeys((line.training, *sources)):
+            if not _shipped(needed).is_file():
+                trained = str(options.runs / needed)
+                _menet("train", *TRAININGS[needed].split(), "--recipe", "cores", "--out", trained)
+                _packed(needed, Line(needed), options.runs)
         model, records = _packed(name, line, options.runs), options.runs / "records" / _flat(name)
         for attack in line.attacks:
             _menet(
-                "evaluate", model, "--attacks", attack, "--epsilon", "0.3", "--stop", str(options.examples),
-                "--draws", str(options.draws), "--budget", options.budget, "--out", str(records),
+                "evaluate", model, "--attacks", attack, "--epsilon", EPSILON[dataset],
+                "--stop", str(options.examples), "--draws", str(options.draws), "--budget", options.budget,
+                "--out", str(records),
             )  # fmt: skip
         _menet("publish", model, "--name", name, "--evaluation", str(records), "--out", str(options.out))
     _menet("models", "measured", str(options.out))
@@ -89,11 +106,16 @@ def main() -> None:
 
 def _packed(name: str, line: Line, runs: Path) -> str:
     """The packed model, as commands take it: by its name if it ships with the package."""
-    shipped = name in SHIPPED
-    path = (FOLDER if shipped else runs / "packed") / f"{_flat(name)}.safetensors"
+    ships = name.partition("/")[2] in SHIPPED
+    path = _shipped(name) if ships else runs / "packed" / f"{_flat(name)}.safetensors"
     if not path.is_file():
-        pack(runs / line.training, path, RANK, line.defense)
-    return _flat(name) if shipped else str(path)
+        trained = _shipped(line.training)
+        pack(trained if trained.is_file() else runs / line.training, path, RANK, line.defense)
+    return _flat(name) if ships else str(path)
+
+
+def _shipped(name: str) -> Path:
+    return FOLDER / f"{_flat(name)}.safetensors"
 
 
 def _flat(name: str) -> str:
