@@ -38,8 +38,10 @@ lint: .venv/developer
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-# One thread for each of two processes: threads of both would fight for the same cores.
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+# One thread for each of two processes: threads of both would fight for the same cores. Files are begun in the order
+# of tests/conftest.py, the longest first. Bytecode is kept even where the environment says not to: many tests
+# start processes of their own.
+PYTEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 check: lint
 	$(PYTEST) -m "not slow"

@@ -60,14 +60,20 @@ class Preprocessed(nn.Module):
         """Logits for one fresh draw of the preprocessing per image."""
         return self.classifier(self.reconstruct(images))
 
-    @torch.compiler.disable
     def reconstruct(
         self, images: Float[Tensor, "b c h w"], generator: torch.Generator | None = None, **drawn: Tensor | None
     ) -> Tensor:
         """The preprocessed images, with gradients passing as `gradient` says.
 
         `drawn` is randomness drawn beforehand that `preprocess` is to use, such as the `mask` of a `MENet`.
+        `torch.compile` leaves this step as it is: its loops and its randomness are not for a graph.
         """
+        if torch.compiler.is_compiling():
+            # Not a decorator, which would load the compiler, 1.6 seconds, for everyone who never compiles.
+            return torch.compiler.disable(self._reconstruct)(images, generator, **drawn)
+        return self._reconstruct(images, generator, **drawn)
+
+    def _reconstruct(self, images: Tensor, generator: torch.Generator | None, **drawn: Tensor | None) -> Tensor:
         self._check_images(images)
         generator = self.generator if generator is None else generator
         # Half precision and autocast are for the classifier; a preprocessing step needs more than 8 bits.

@@ -2,11 +2,14 @@
 
 import os
 import resource
+import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
@@ -28,6 +31,12 @@ class _CompiledLoops:
 sys.meta_path.insert(0, _CompiledLoops)
 
 
+# The same examples in every run: a test fails because of a change, never by chance. To look for others, run
+# `pytest --hypothesis-profile=search`.
+hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, database=None)
+hypothesis.settings.register_profile("search", deadline=None, max_examples=1000, database=None)
+hypothesis.settings.load_profile("repeatable")
+
 SLOW_LIST = Path(__file__).with_name("slow.txt")
 SLOW_SECONDS = 0.7
 """Processor time beyond which a test is left to `make test`, so that `make check` stays under two minutes."""
@@ -38,11 +47,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what the list names, in addition to what is marked where it is written."""
-    listed = set() if config.getoption("list_slow") else set(SLOW_LIST.read_text().split())
+    """Mark what the list names, in addition to what is marked where it is written.
+
+    Of several processes none may be left alone with a long file in the end, so each begins with the longest.
+    """
+    listed = {} if config.getoption("list_slow") else _slow()
+    seconds: Counter[Path] = Counter()
     for item in items:
         if _function(item) in listed:
             item.add_marker(pytest.mark.slow)
+    if hasattr(config, "workerinput"):
+        chosen = {_function(item) for item in items}
+        for name in chosen & listed.keys():
+            seconds[config.rootpath / name.partition("::")[0]] += listed[name]
+        items.sort(key=lambda item: -seconds[item.path])
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -50,16 +68,22 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     began = _processor_time()
     yield
     if item.config.getoption("list_slow"):
-        _spent[_function(item)] = max(_spent.get(_function(item), 0.0), _processor_time() - began)
+        _spent.setdefault(_function(item), []).append(_processor_time() - began)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if session.config.getoption("list_slow") and _spent:
-        slow = sorted(name for name, seconds in _spent.items() if seconds > SLOW_SECONDS)
-        SLOW_LIST.write_text("\n".join(slow) + "\n")
+        slow = sorted(name for name, seconds in _spent.items() if max(seconds) > SLOW_SECONDS)
+        SLOW_LIST.write_text("".join(f"{sum(_spent[name]):6.1f} {name}\n" for name in slow))
 
 
-_spent: dict[str, float] = {}
+_spent: dict[str, list[float]] = {}
+"""The processor time of each test function, by its parameters."""
+
+
+def _slow() -> dict[str, float]:
+    lines = (line.split() for line in SLOW_LIST.read_text().splitlines())
+    return {name: float(seconds) for seconds, name in lines}
 
 
 def _function(item: pytest.Item) -> str:
@@ -69,6 +93,31 @@ def _function(item: pytest.Item) -> str:
 def _processor_time() -> float:
     used = [resource.getrusage(kind) for kind in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+@pytest.fixture(autouse=True)
+def _interruptible() -> Iterator[None]:
+    """A job in the background of a shell ignores interrupts, and so would its children."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_curves() -> Iterator[None]:
+    """Drawing `curves.png` takes most of the time of a run of a few steps; what is about it asks for `curves`."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "menet.training.loop" in sys.modules:
+            patch.setattr("menet.training.loop.draw_curves", lambda folder: True)
+        yield
+
+
+@pytest.fixture
+def curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs draw their curves."""
+    from menet.training.log import draw_curves
+
+    monkeypatch.setattr("menet.training.loop.draw_curves", draw_curves)
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from menet.errors import ConfigurationError
     w=st.integers(1, 6),
     channels=st.sampled_from(["joint", "separate"]),
 )
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_an_image_survives_being_a_matrix(batch: list[int], c: int, h: int, w: int, channels: str) -> None:
     image = torch.rand(*batch, c, h, w, generator=torch.Generator().manual_seed(0))
     matrix = images.to_matrix(image, channels)
@@ -45,7 +45,7 @@ def test_the_papers_schedule() -> None:
 
 
 @given(seed=st.integers(0, 2**31), p=st.floats(0, 1))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_same_generator_same_mask(seed: int, p: float) -> None:
     draw = [masks.bernoulli((3, 4, 5), p, torch.Generator().manual_seed(seed)) for _ in range(2)]
     assert torch.equal(*draw)
@@ -88,7 +88,7 @@ def test_bad_masks_are_named(call: object, named: str, generator: torch.Generato
 
 
 @given(seed=st.integers(0, 2**31), energy=st.floats(0.05, 0.999))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_approximate_rank_is_the_fewest_with_the_energy(seed: int, energy: float) -> None:
     x = torch.randn(4, 6, 9, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     squares = torch.linalg.svdvals(x).square()

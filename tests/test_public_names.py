@@ -18,6 +18,15 @@ def test_importing_menet_does_not_import_torch():
     assert done.stdout.split() == ["False", "False"]
 
 
+def test_defending_and_evaluating_load_no_compiler_and_no_distributions():
+    """Each would add seconds to every start of a command."""
+    code = (
+        "import sys, menet; menet.MENet, menet.evaluate; print({'torch._dynamo', 'scipy.stats'} & {*sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"torch._dynamo", "scipy.stats"} & set(done.stdout.split())
+
+
 @pytest.mark.parametrize("name", menet.__all__)
 def test_every_public_name_resolves(name):
     assert getattr(menet, name) is not None

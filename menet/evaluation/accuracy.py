@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.stats import beta, binom
+from scipy.special import bdtr, betainccinv, betaincinv
 
 from menet.errors import ConfigurationError, RecordError
 from menet.evaluation.records import Records, Row
@@ -148,7 +148,7 @@ def mcnemar(only_first: int, only_second: int) -> float:
     if only_first < 0 or only_second < 0:
         raise ConfigurationError(f"expected counts >= 0, got {only_first} and {only_second}")
     both = only_first + only_second
-    return min(1.0, 2 * float(binom.cdf(min(only_first, only_second), both, 0.5)))
+    return min(1.0, 2 * float(bdtr(min(only_first, only_second), both, 0.5)))
 
 
 def compare(
@@ -262,13 +262,13 @@ def clopper_pearson(successes: int, trials: int, confidence: float = CONFIDENCE)
 def lower_bound(successes: int, trials: int, alpha: float) -> float:
     """The Clopper–Pearson lower bound: above the true probability with probability at most `alpha`."""
     _check(successes, trials, 1 - alpha)
-    return 0.0 if successes == 0 else float(beta.ppf(alpha, successes, trials - successes + 1))
+    return 0.0 if successes == 0 else float(betaincinv(successes, trials - successes + 1, alpha))
 
 
 def upper_bound(successes: int, trials: int, alpha: float) -> float:
     """The Clopper–Pearson upper bound: below the true probability with probability at most `alpha`."""
     _check(successes, trials, 1 - alpha)
-    return 1.0 if successes == trials else float(beta.isf(alpha, successes + 1, trials - successes))
+    return 1.0 if successes == trials else float(betainccinv(successes + 1, trials - successes, alpha))
 
 
 def bounded_mean(mean: float, examples: int, confidence: float = CONFIDENCE) -> Interval:

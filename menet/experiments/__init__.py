@@ -9,7 +9,7 @@ from collections.abc import Callable
 from menet.errors import ConfigurationError
 from menet.experiments import figures
 from menet.experiments.plan import Experiment
-from menet.experiments.tables import beyond, cifar10, mnist, svhn, tiny_imagenet
+from menet.experiments.tables import appendix, beyond, cifar10
 
 EXPERIMENTS: dict[str, Callable[[], Experiment]] = {
     "figure1": figures.figure1,
@@ -34,15 +34,15 @@ EXPERIMENTS: dict[str, Callable[[], Experiment]] = {
     "table11": cifar10.table11,
     "table12": cifar10.table12,
     "table13": cifar10.table13,
-    "table14": mnist.table14,
-    "table15": mnist.table15,
-    "table16": mnist.table16,
-    "table17": svhn.table17,
-    "table18": svhn.table18,
-    "table19": svhn.table19,
-    "table20": tiny_imagenet.table20,
-    "table21": tiny_imagenet.table21,
-    "table22": tiny_imagenet.table22,
+    "table14": appendix.table14,
+    "table15": appendix.table15,
+    "table16": appendix.table16,
+    "table17": appendix.table17,
+    "table18": appendix.table18,
+    "table19": appendix.table19,
+    "table20": appendix.table20,
+    "table21": appendix.table21,
+    "table22": appendix.table22,
     "table23": cifar10.table23,
     "table24": cifar10.table24,
     "table25": cifar10.table25,

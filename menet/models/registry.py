@@ -8,12 +8,10 @@ import torch
 from torch import nn
 
 from menet.errors import ConfigurationError
-from menet.models.compact import Compact
 from menet.models.densenet import DenseNet
 from menet.models.lenet import MLP, LeNet
 from menet.models.network import Architecture, Body, Network
-from menet.models.resnet import ResNet, Small
-from menet.models.wide_resnet import WideResNet
+from menet.models.resnet import Compact, ResNet, Small, WideResNet
 
 NETWORKS: dict[str, Callable[[int, int], Body]] = {
     "lenet": lambda channels, side: LeNet(channels, side),

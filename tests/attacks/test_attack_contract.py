@@ -308,7 +308,7 @@ def test_a_result_outside_the_threat_model_is_caught(plain, few):
     scale=strategies.floats(0, 1e4),
     seed=strategies.integers(0, 1000),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_projection_keeps_the_ball_and_what_is_inside(norm, epsilon, scale, seed):
     threat = ThreatModel(norm, epsilon)
     random = generator(seed)

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
@@ -21,14 +21,6 @@ from menet.commands import options
 from menet.errors import ConfigurationError
 
 HEAVY = ("torch", "numpy", "scipy", "matplotlib", "sklearn", "foolbox")
-
-
-@pytest.fixture(autouse=True)
-def interruptible() -> Iterator[None]:
-    """A job in the background of a shell ignores interrupts, and so would its children."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 def loaded_by(*commands: list[str]) -> list[set[str]]:

@@ -3,6 +3,7 @@
 import copy
 import pickle
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 import torch
@@ -70,11 +71,16 @@ def name(request) -> str:
     return request.param
 
 
-@pytest.fixture
-def model(name: str) -> Preprocessed:
+@cache
+def made(name: str) -> Preprocessed:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return DEFENSES[name](Little()).eval()
+
+
+@pytest.fixture
+def model(name: str) -> Preprocessed:
+    return copy.deepcopy(made(name))
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ def test_eigenvectors_are_those_of_lapack(kind, size, generator):
     repeated=some.booleans(),
     seed=some.integers(0, 2**31),
 )
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_any_scale_rank_and_repetition(size, rank, magnitude, repeated, seed):
     generator = torch.Generator().manual_seed(seed)
     basis, _ = torch.linalg.qr(torch.randn(size, size, generator=generator))

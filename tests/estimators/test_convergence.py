@@ -65,7 +65,7 @@ def lower_bound(x: Tensor, mask: Tensor, shrinkage: float, accuracy: float = 1e-
     compiled=some.booleans(),
 )
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 def test_the_minimum_is_reached_at_every_scale_and_shrinkage(
     seed, m, n, rank, p, noise, magnitude, fraction, dtype, compiled
 ):

@@ -74,7 +74,7 @@ def test_threads_and_chunks_change_nothing(name: str) -> None:
 
 @every
 @given(seed=st.integers(0, 2**32 - 1), p=st.floats(0.8, 1.0))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_permuting_rows_commutes(name: str, seed: int, p: float) -> None:
     estimator, dimensions = ESTIMATORS[name]
     x, mask = problem(dimensions, seed=seed, p=p)

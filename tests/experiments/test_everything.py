@@ -66,7 +66,7 @@ def test_every_table_and_figure_is_made_and_kept(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     experiments = [experiment(name).at(SPECK) for name in EXPERIMENTS]
     jobs = graph(job for one in experiments for job in one.jobs)
-    outcomes = Local(2)(jobs, workspace, lambda outcome: None)
+    outcomes = Local()(jobs, workspace, lambda outcome: None)
     assert Counter(one.status for one in outcomes.values()) == {"done": len(jobs)}, [
         one for one in outcomes.values() if one.status != "done"
     ]
@@ -80,5 +80,5 @@ def test_every_table_and_figure_is_made_and_kept(tmp_path: Path) -> None:
     assert all(one.title in text for one in experiments)
     assert "failed" not in text
     assert site.stat().st_size > 100_000
-    again = Local(2)(jobs, workspace, lambda outcome: None)
+    again = Local()(jobs, workspace, lambda outcome: None)
     assert {one.status for one in again.values()} == {"kept"}

@@ -11,14 +11,8 @@ from menet.models.registry import outline
 every_network = pytest.mark.parametrize("name", NETWORKS)
 
 
-def every_network_but(*slow):
-    """All networks, of which some are left to the slow tests."""
-    marks = dict.fromkeys(slow, pytest.mark.slow)
-    return pytest.mark.parametrize("name", [pytest.param(name, marks=marks.get(name, ())) for name in NETWORKS])
-
-
-# The code of the wider one is that of the narrower one, and its weights take seconds to draw.
-every_built_network = every_network_but("wide-resnet-34-10")
+# The code of the deeper one is that of the other, and its weights take seconds to draw.
+every_built_network = pytest.mark.parametrize("name", [name for name in NETWORKS if name != "wide-resnet-34-10"])
 
 
 class Built(dict):
@@ -90,8 +84,7 @@ def test_channels_last_computes_the_same(name, networks):
     torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
 
 
-# A processor without bfloat16 instructions takes a minute for the large ones.
-@every_network_but("wide-resnet-34-10", "wide-resnet-28-10", "densenet121")
+@every_built_network
 @torch.no_grad()
 def test_bfloat16_autocast_is_near(name, networks):
     expected = networks[name](images())

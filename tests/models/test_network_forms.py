@@ -6,7 +6,7 @@ import torch
 from menet.errors import ConfigurationError
 from menet.models import NETWORKS, Architecture, Normalize, build, initialize
 from menet.models.registry import outline
-from menet.models.wide_resnet import WideResNet
+from menet.models.resnet import WideResNet
 
 
 def count(name, channels=3, side=32, classes=10):

@@ -303,7 +303,7 @@ def test_every_truncation_is_refused(fuzzed):
     assert not attempt(path, content + b"\x00")
 
 
-@settings(max_examples=500, deadline=None, database=None, derandomize=True)
+@settings(max_examples=500)
 @given(data=st.data())
 def test_byte_flips_end_in_the_projects_error_or_in_the_right_bytes(fuzzed, data):
     path, content = fuzzed

@@ -20,7 +20,7 @@ from menet.experiments.plan import FORMAT, save_summary
 from menet.report.board import entries, problems, results_markdown, write_board
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 10**6), count=st.integers(1, 12))
 def test_every_accuracy_comes_out_the_same(tmp_path_factory, seed, count):
     original = records(seed, count=count)

@@ -18,7 +18,7 @@ import torch
 from training_helpers import full
 
 from menet.models import weights
-from menet.training import train
+from menet.training import loop, train
 from menet.training.log import Log
 from menet.training.loop import Saving
 
@@ -31,6 +31,8 @@ def attempt(folder: Path, prepare: Callable[[], None] | None = None) -> int:
     if child == 0:
         torch.set_num_threads(1)
         if prepare is not None:
+            # A picture takes longer than the steps it shows.
+            loop.draw_curves = lambda folder: True
             prepare()
         train(full(), folder, saving=SAVING)
         os._exit(0)

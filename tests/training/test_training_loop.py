@@ -311,8 +311,10 @@ def test_clipping_bounds_the_step(tmp_path, monkeypatch):
     assert max(norms) == pytest.approx(0.01, rel=1e-3)
 
 
-def test_curves_are_drawn_and_their_absence_is_told_once(run, tmp_path, monkeypatch, capsys):
-    assert (run / "curves.png").read_bytes().startswith(b"\x89PNG")
+@pytest.mark.usefixtures("curves")
+def test_curves_are_drawn_and_their_absence_is_told_once(tmp_path, monkeypatch, capsys):
+    train(plain(epochs=1), tmp_path / "drawn")
+    assert (tmp_path / "drawn" / "curves.png").read_bytes().startswith(b"\x89PNG")
     from menet.training import log
 
     find = log.importlib.util.find_spec

@@ -8,6 +8,7 @@ import torch
 from training_helpers import ENVIRONMENT, python
 
 from menet.attacks import ThreatModel
+from menet.cli import main
 from menet.distributed import Worker
 from menet.models import weights
 from menet.training.checkpoint import LAST
@@ -34,12 +35,7 @@ def torchrun(*program: str) -> None:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("processes")
-    done = subprocess.run(
-        python("-m", "menet.cli", *OPTIONS, "--out", str(folder / "one")),
-        env=ENVIRONMENT, capture_output=True, text=True, timeout=280, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "test accuracy" in done.stdout
+    assert main([*OPTIONS, "--out", str(folder / "one")]) == 0
     torchrun("-m", "menet.cli", *OPTIONS, "--out", str(folder / "two"))
     script = Path(__file__).with_name("worker_dies.py")
     torchrun(str(script), *OPTIONS, "--out", str(folder / "killed"))
