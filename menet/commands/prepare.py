@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from menet.commands.options import Dataset, Device, Root, Seed
+from menet.commands.options import Dataset, Device, Root, Seed, Side, SkipUnreadable
 from menet.commands.output import Json, Output, printing
 from menet.commands.train import P, defense_settings
 
@@ -42,9 +42,13 @@ class Prepare:
 
     seed: Seed = 0
 
+    side: Side = None
+
+    skip_unreadable: SkipUnreadable = False
+
     root: Root = None
 
-    device: Device = "cpu"
+    device: Device = "auto"
 
     json: Json = False
 
@@ -54,7 +58,7 @@ class Prepare:
         from menet.training.prepared import prepare
 
         made = prepare(
-            check_dataset(self.dataset),
+            check_dataset(self.dataset, self.side, self.skip_unreadable),
             defense_settings("me-net", self.estimator, self.p, self.masks, self.channels, None),
             self.out,
             root=self.root,

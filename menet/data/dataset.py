@@ -139,6 +139,7 @@ def positions_of(index: Index, length: int) -> Int[Tensor, " b"]:
         chosen = range(*index.indices(length))
         # A slice with its end before its start is empty, as in Python; torch would raise.
         return torch.arange(chosen.start, chosen.start + len(chosen) * chosen.step, chosen.step)
+    index = torch.as_tensor(index)
     outside = (index < -length) | (index >= length)
     if outside.any():
         raise IndexError(f"expected a position in a dataset of {length} images, got {int(index[outside][0])}")
