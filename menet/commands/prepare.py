@@ -68,5 +68,9 @@ class Prepare:
             device=device_of(self.device),
         )
         out.value(images=made.images, copies=made.copies, shards=made.shards, folder=self.out)
-        print(f"{made.images:,} images, {made.copies} estimates each, in {made.shards} shards: {self.out}")
+        print(f"{made.images:,} images, {made.copies} estimates each, in {_shards(made.shards)}: {self.out}")
         return 0
+
+
+def _shards(count: int) -> str:
+    return "1 shard" if count == 1 else f"{count:,} shards"
