@@ -8,7 +8,6 @@ import difflib
 import importlib
 import inspect
 import json
-import math
 import os
 import re
 import sys
@@ -367,10 +366,10 @@ def epsilon_of(text: str | float | None, dataset: str, norm: str = "linf") -> fl
     value = fraction(text)
     if value is None or not value >= 0:
         raise ConfigurationError(f"expected epsilon >= 0, such as 0.3 or 8/255, got {text!r}")
-    if norm == "linf" and 1 < value < math.inf:
-        raise ConfigurationError(
-            f"expected epsilon <= 1 for linf, as pixels are in [0,1], got {text}; did you mean {value:g}/255?"
-        )
+    from menet.attacks import ThreatModel
+    from menet.evaluation.attack_spec import check_budget
+
+    check_budget(ThreatModel(norm, value))  # type: ignore[arg-type]
     return value
 
 
