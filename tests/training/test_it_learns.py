@@ -37,6 +37,7 @@ def test_me_net_on_mnist(real_data: Path, tmp_path: Path) -> None:
     assert reached(tmp_path) > 0.96
 
 
+@pytest.mark.timeout(1200)
 def test_a_folder_of_600_images_is_learned(
     real_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
