@@ -296,8 +296,9 @@ def _unknown(arguments: list[str]) -> int:
         print(_overview(group))
         return 0
     if group:
+        remedy = f"`menet {arguments[0]} --help` explains them"
         got = f"got {arguments[1]!r}" if arguments[1:] else "got none"
-        print(f"menet {arguments[0]}: expected one of {', '.join(names)}, {got}", file=sys.stderr)
+        print(f"menet {arguments[0]}: expected one of {', '.join(names)}, {got}; {remedy}", file=sys.stderr)
         return 2
     close = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
     hint = f"did you mean `menet {close[0]}`?" if close else "`menet --help` lists the commands"

@@ -247,6 +247,10 @@ class Preprocessed(nn.Module):
         return no_autocast(lambda images, *learned: step(images))(images, *learned)
 
     def _check_images(self, images: Tensor) -> None:
+        if not isinstance(images, Tensor):
+            raise ConfigurationError(
+                f"expected images as a tensor, got a {type(images).__name__}; use torch.as_tensor for an array"
+            )
         if images.ndim != 4:
             remedy = "; add a batch dimension: images[None]" if images.ndim == 3 else ""
             raise ConfigurationError(

@@ -1,5 +1,6 @@
 """What the documents tell users to type works as written; the site builds; names, options, links, spelling."""
 
+import importlib
 import importlib.util
 import json
 import os
@@ -79,6 +80,52 @@ def commands(document: Path) -> list[str]:
     text = "\n".join(block.text for block in blocks(document, "sh")).replace("\\\n", " ")
     lines = (re.sub(r"(^|\s)# .*", "", line).strip() for line in text.splitlines())
     return [line for line in lines if line]
+
+
+CLUSTER = [block for name in ("reproduce", "training") for block in blocks(ROOT / "docs" / f"{name}.md", "sh")]
+CLUSTER = [block for block in CLUSTER if block.text.lstrip().startswith("#!/bin/bash")]
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+@pytest.mark.parametrize("script", CLUSTER, ids=lambda block: block.document.stem)
+def test_scripts_of_a_cluster_start_every_node_and_a_command_that_exists(script, tmp_path, monkeypatch):
+    """On four nodes, with programs that write down how they are called; srun calls what it is given."""
+    file, calls = tmp_path / "job.sh", tmp_path / "calls"
+    file.write_text("".join(line.strip() + "\n" for line in script.text.splitlines()))
+    record = f'#!/bin/sh\necho "$(basename "$0") $*" >> {calls}\n'
+    for name in ("ray", "torchrun", "menet", "sleep"):
+        (tmp_path / name).write_text(record)
+    (tmp_path / "srun").write_text(record + 'while [ "${1#--}" != "$1" ]; do shift; done\n"$@"\n')
+    (tmp_path / "scontrol").write_text("#!/bin/sh\nprintf 'node1\\nnode2\\nnode3\\nnode4\\n'\n")
+    for name in ("ray", "torchrun", "menet", "sleep", "srun", "scontrol"):
+        (tmp_path / name).chmod(0o755)
+    given = {
+        "SLURMD_NODENAME": "node1",
+        "SLURM_NNODES": "4",
+        "SLURM_JOB_NODELIST": "node[1-4]",
+        "SLURM_JOB_ID": "7",
+    }
+    environment = {**os.environ, **given, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-eu", "-c", f". {file}; wait"], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    called = calls.read_text()
+    if script.document.stem == "reproduce":
+        assert called.startswith("ray start --head --port=6379\n")
+        assert "srun --exclude=node1 --nodes=3 --ntasks=3 ray start --address=node1:6379 --block\n" in called
+        assert "\nray start --address=node1:6379 --block\n" in called
+        (command,) = re.findall(r"^menet (.*)", called, re.MULTILINE)
+    else:
+        assert "--nnodes 4 " in called
+        assert "--rdzv-endpoint node1:29500 " in called
+        (command,) = re.findall(r"^torchrun .*--no-python menet (.*)", called, re.MULTILINE)
+    # The command itself, as far as it goes without a cluster: its options are parsed.
+    name, *options = shlex.split(command)
+    module, attribute = COMMANDS[name].target.split(":")
+    with monkeypatch.context() as patched:
+        patched.setattr(getattr(importlib.import_module(module), attribute), "__call__", lambda self: 0)
+        assert main([name, *options]) == 0
 
 
 def reason_not_to_run(line: str) -> str | None:

@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from menet.commands.options import Data, Device, Epsilon, MaxBatch, Norm, Root, Run, Seed, Side, Split
+from menet.commands.options import (
+    Data,
+    Device,
+    Epsilon,
+    MaxBatch,
+    Norm,
+    Root,
+    Run,
+    Seed,
+    Side,
+    SkipUnreadable,
+    Split,
+)
 from menet.commands.output import Csv, Json, Latex, Output, printing
 
 if TYPE_CHECKING:
@@ -34,6 +46,8 @@ class Audit:
     root: Root = None
 
     side: Side = None
+
+    skip_unreadable: SkipUnreadable = False
 
     epsilon: Epsilon = None
 
@@ -64,7 +78,7 @@ class Audit:
 
     seed: Seed = 0
 
-    device: Device = "cpu"
+    device: Device = "auto"
 
     out: Path | None = None
     """File for the findings. Default: RUN/audit.json."""
@@ -90,7 +104,7 @@ class Audit:
         from menet.report.tables import audit_table
 
         model, source, dataset, device = subject_of(
-            self.target, self.data, self.split, self.root, self.side, self.device
+            self.target, self.data, self.split, self.root, self.side, self.skip_unreadable, self.device
         )
         if self.gradient is not None:
             if not isinstance(model, Preprocessed):

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from menet.commands.options import Data, Device, MaxBatch, Root, Run, Seed, Side, Split
+from menet.commands.options import Data, Device, MaxBatch, Root, Run, Seed, Side, SkipUnreadable, Split
 from menet.commands.output import Csv, Json, Latex, Output, printing
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ class Certify:
     root: Root = None
 
     side: Side = None
+
+    skip_unreadable: SkipUnreadable = False
 
     p: float | None = None
     """Observation probability. Default: that of the run."""
@@ -66,7 +68,7 @@ class Certify:
 
     seed: Seed = 0
 
-    device: Device = "cpu"
+    device: Device = "auto"
 
     out: Path | None = None
     """Folder for records and curve. Default: RUN/certificate, with -P and -partitions for these options."""
@@ -97,7 +99,7 @@ class Certify:
             observed = MENet.from_settings(model.classifier, {**model.settings(), "p": self.p})
             assert isinstance(observed, MENet)
             model = observed.eval()
-        dataset = dataset_of(self.data, self.run, self.split, self.root, self.side)
+        dataset = dataset_of(self.data, self.run, self.split, self.root, self.side, self.skip_unreadable)
         check_model(model.to(device), dataset, device)
         settings = CertificateSettings(
             start=self.start,

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from menet.commands.options import Root, Side, Split
+from menet.commands.options import Root, Side, SkipUnreadable, Split
 from menet.commands.output import Csv, Json, Latex, Output, printing
 from menet.errors import ConfigurationError
 
@@ -173,6 +173,8 @@ class DataRank:
 
     side: Side = None
 
+    skip_unreadable: SkipUnreadable = False
+
     root: Root = None
 
     out: Path = Path("runs/rank")
@@ -196,7 +198,7 @@ class DataRank:
         from menet.files import replacing, write_atomically
         from menet.report.figures import rank_histogram, sheet, styled
 
-        dataset = load(check_dataset(self.name), self.split, self.root, side=self.side)
+        dataset = load(check_dataset(self.name, self.side, self.skip_unreadable), self.split, self.root)
         count = min(len(dataset), self.limit or len(dataset))
         ranks = ranks_of(dataset, count, self.energy)
         _, channels, height, width = dataset.images.shape

@@ -9,7 +9,19 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from menet.commands.options import ATTACKS, Data, Device, Epsilons, MaxBatch, Root, Run, Seed, Side, Split
+from menet.commands.options import (
+    ATTACKS,
+    Data,
+    Device,
+    Epsilons,
+    MaxBatch,
+    Root,
+    Run,
+    Seed,
+    Side,
+    SkipUnreadable,
+    Split,
+)
 from menet.commands.output import Csv, Json, Latex, Output, printing
 
 
@@ -45,6 +57,8 @@ class Evaluate:
 
     side: Side = None
 
+    skip_unreadable: SkipUnreadable = False
+
     epsilon: Epsilons = ()
 
     norm: Literal["linf", "l2", "l0"] = "linf"
@@ -76,7 +90,7 @@ class Evaluate:
     loss_history: bool = False
     """Keep the loss of each example at every step of the attack."""
 
-    device: Device = "cpu"
+    device: Device = "auto"
 
     out: Path | None = None
     """Folder for the records. Default: RUN/evaluation."""
@@ -100,7 +114,7 @@ class Evaluate:
         from menet.report.tables import comparison, every_accuracy
 
         model, source, dataset, device = subject_of(
-            self.run, self.data, self.split, self.root, self.side, self.device
+            self.run, self.data, self.split, self.root, self.side, self.skip_unreadable, self.device
         )
         budgets = [epsilon_of(text, dataset.name, self.norm) for text in self.epsilon or (None,)]
         attacks = [

@@ -8,7 +8,6 @@ import difflib
 import importlib
 import inspect
 import json
-import math
 import os
 import re
 import sys
@@ -73,6 +72,9 @@ Side = Annotated[
         help_behavior_hint="",
     ),
 ]
+SkipUnreadable = Annotated[
+    bool, tyro.conf.arg(help="Leave out the images of a folder that cannot be decoded.", help_behavior_hint="")
+]
 Root = Annotated[
     Path | None,
     tyro.conf.arg(
@@ -90,8 +92,8 @@ Dataset = Annotated[
     tyro.conf.Positional,
     tyro.conf.arg(
         metavar="DATASET",
-        help=f"{', '.join(DATASETS[:-1])}, or folder:PATH; folder:PATH@SIDE resizes images, "
-        "folder:PATH@SIDE,skip-unreadable also leaves out damaged files.",
+        help=f"{', '.join(DATASETS[:-1])}, or folder:PATH with one folder of images per class. Written "
+        "folder:PATH@64,skip-unreadable, the options --side 64 and --skip-unreadable are part of the name.",
     ),
 ]
 Epsilon = Annotated[
@@ -119,7 +121,13 @@ MaxBatch = Annotated[
     ),
 ]
 Seed = Annotated[int, tyro.conf.arg(help="Random seed.")]
-Device = Annotated[str, tyro.conf.arg(help="cpu, cuda, cuda:0, …")]
+Device = Annotated[
+    str,
+    tyro.conf.arg(
+        help="cpu, cuda or cuda:1. auto: cuda where there is a GPU, else cpu; under torchrun each process has "
+        "its own."
+    ),
+]
 
 
 class Subject(NamedTuple):
@@ -138,13 +146,14 @@ def subject_of(
     split: str,
     root: Path | None = None,
     side: int | None = None,
-    device: str = "cpu",
+    skip_unreadable: bool = False,
+    device: str = "auto",
 ) -> Subject:
     """The model `run` on the device, and the dataset `name`, whose images it classifies."""
     chosen = device_of(device)
     search_here()
     model, source = model_of(run)
-    dataset = dataset_of(name, run, split, root, side)
+    dataset = dataset_of(name, run, split, root, side, skip_unreadable)
     check_model(model.to(chosen), dataset, chosen)
     return Subject(model, source, dataset, chosen)
 
@@ -239,14 +248,15 @@ def _raised(error: Exception) -> str:
     return f"{type(error).__name__}: {words:.200} ({place.filename}:{place.lineno})"
 
 
-def check_dataset(name: str) -> str:
-    """`name`, if it is that of a dataset, with an absolute path; the error for another says what may be meant."""
+def check_dataset(name: str, side: int | None = None, skip_unreadable: bool = False) -> str:
+    """`name`, if it is that of a dataset, with an absolute path and the options; the error for another says what
+    may be meant."""
     from menet import data
     from menet.data.catalog import absolute
 
     kind = re.split("[:@,]", name)[0]
     if kind in data.NAMES:
-        return absolute(name)
+        return absolute(name, side, skip_unreadable)
     close = difflib.get_close_matches(kind, data.NAMES, n=1)
     if Path(name).is_dir():
         hint = f"did you mean folder:{name}?"
@@ -258,7 +268,12 @@ def check_dataset(name: str) -> str:
 
 
 def dataset_of(
-    name: str | None, run: str, split: str, root: Path | None = None, side: int | None = None
+    name: str | None,
+    run: str,
+    split: str,
+    root: Path | None = None,
+    side: int | None = None,
+    skip_unreadable: bool = False,
 ) -> "data.Dataset":
     """The dataset `name`, which may be a folder of images; without a name, the one the run was trained on."""
     from menet import data
@@ -267,7 +282,7 @@ def dataset_of(
         name = trained_on(run)
     if name.partition(":")[0] not in data.NAMES and Path(name).is_dir():
         name = f"folder:{name}"
-    dataset = data.load(check_dataset(name), split, root, side=side)
+    dataset = data.load(check_dataset(name, side, skip_unreadable), split, root)
     if dataset.total is not None:
         print(f"{name}: {len(dataset)} {split} images of {dataset.total} (split by a hash of the file names)")
     return dataset
@@ -325,12 +340,14 @@ def device_of(name: str) -> "torch.device":
     """The device of that name, if this machine has it; under torchrun, `cuda` is each process's own GPU."""
     import torch
 
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and "LOCAL_RANK" in os.environ:
         name = f"cuda:{os.environ['LOCAL_RANK']}"
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ConfigurationError(f"unknown device {name!r}; choose from cpu, cuda, cuda:0, …") from error
+        raise ConfigurationError(f"unknown device {name!r}; choose from auto, cpu, cuda, cuda:0, …") from error
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device.type == "cuda" and (device.index or 0) >= count:
         found = f"it sees {count} GPUs" if count else "it sees no GPU"
@@ -349,10 +366,10 @@ def epsilon_of(text: str | float | None, dataset: str, norm: str = "linf") -> fl
     value = fraction(text)
     if value is None or not value >= 0:
         raise ConfigurationError(f"expected epsilon >= 0, such as 0.3 or 8/255, got {text!r}")
-    if norm == "linf" and 1 < value < math.inf:
-        raise ConfigurationError(
-            f"expected epsilon <= 1 for linf, as pixels are in [0,1], got {text}; did you mean {value:g}/255?"
-        )
+    from menet.attacks import ThreatModel
+    from menet.evaluation.attack_spec import check_budget
+
+    check_budget(ThreatModel(norm, value))  # type: ignore[arg-type]
     return value
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from menet.commands.options import Dataset, Device, Root, Seed
+from menet.commands.options import Dataset, Device, Root, Seed, Side, SkipUnreadable
 from menet.commands.output import Json, Output, printing
 from menet.commands.train import P, defense_settings
 
@@ -42,9 +42,13 @@ class Prepare:
 
     seed: Seed = 0
 
+    side: Side = None
+
+    skip_unreadable: SkipUnreadable = False
+
     root: Root = None
 
-    device: Device = "cpu"
+    device: Device = "auto"
 
     json: Json = False
 
@@ -54,7 +58,7 @@ class Prepare:
         from menet.training.prepared import prepare
 
         made = prepare(
-            check_dataset(self.dataset),
+            check_dataset(self.dataset, self.side, self.skip_unreadable),
             defense_settings("me-net", self.estimator, self.p, self.masks, self.channels, None),
             self.out,
             root=self.root,
@@ -64,5 +68,9 @@ class Prepare:
             device=device_of(self.device),
         )
         out.value(images=made.images, copies=made.copies, shards=made.shards, folder=self.out)
-        print(f"{made.images:,} images, {made.copies} estimates each, in {made.shards} shards: {self.out}")
+        print(f"{made.images:,} images, {made.copies} estimates each, in {_shards(made.shards)}: {self.out}")
         return 0
+
+
+def _shards(count: int) -> str:
+    return "1 shard" if count == 1 else f"{count:,} shards"

@@ -37,7 +37,7 @@ class Reconstruct:
     """The PNG file to write."""
     seed: int = 0
     """Seed of the random mask."""
-    device: Device = "cpu"
+    device: Device = "auto"
     json: Json = False
 
     @printing

@@ -11,6 +11,7 @@ from menet.commands.options import (
     BASELINES,
     MODELS,
     Dataset,
+    Device,
     Norm,
     Objective,
     Optimizer,
@@ -18,6 +19,8 @@ from menet.commands.options import (
     Recipe,
     Root,
     Schedule,
+    Side,
+    SkipUnreadable,
 )
 from menet.commands.output import Json, Output, printing
 from menet.errors import ConfigurationError
@@ -176,6 +179,10 @@ class Train:
     precision: Precision | None = None
     """auto: bfloat16 if the processor supports it, else float32."""
 
+    side: Side = None
+
+    skip_unreadable: SkipUnreadable = False
+
     root: Root = None
 
     save_seconds: float = 60.0
@@ -187,8 +194,7 @@ class Train:
     log_steps: int = 50
     """Steps between rows of the log."""
 
-    device: str = "auto"
-    """cpu, cuda or cuda:1. auto: cuda where there is a GPU, else cpu; under torchrun each process has its own."""
+    device: Device = "auto"
 
     json: Json = False
 
@@ -221,7 +227,7 @@ class Train:
         from menet.commands.options import check_dataset, epsilon_of, fraction
         from menet.training import recipes
 
-        name = check_dataset(self.dataset)
+        name = check_dataset(self.dataset, self.side, self.skip_unreadable)
         recipe = recipes.by_name(name, self.recipe, self._images(name))
         given: dict[str, Any] = {
             "norm": self.norm,
@@ -298,7 +304,9 @@ def defense_settings(
     own |= {"mask": mask, "encoding": encoding}
     for name, value in own.items():
         if defense != "me-net" and value is not None:
-            raise ConfigurationError(f"--{name} only applies to --defense me-net, got --defense {defense}")
+            raise ConfigurationError(
+                f"--{name} only applies to --defense me-net, got --defense {defense}; add --defense me-net"
+            )
     extra = json_object(further)
     if gradient is not None:
         extra["gradient"] = gradient

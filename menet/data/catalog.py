@@ -218,9 +218,9 @@ def load(
     return dataset
 
 
-def absolute(text: str) -> str:
-    """The name of a dataset such that it means the same in another working directory."""
-    name, path, side, skip = _parse(text, None)
+def absolute(text: str, side: int | None = None, skip_unreadable: bool = False) -> str:
+    """The name of a dataset with its options, such that it means the same in another working directory."""
+    name, path, side, skip = _parse(text, side, skip_unreadable)
     if name != "folder" or not path:
         return text
     return f"folder:{Path(path).expanduser().absolute()}{f'@{side}' if side else ''}{SKIP if skip else ''}"

@@ -129,7 +129,10 @@ class Dataset:
         """A stratified sample of `count` examples, always the same ones; the dataset itself if it has no more."""
         if count is None or count >= len(self):
             return self
-        positions = stratified(self.labels, count)
+        return self.at(stratified(self.labels, count))
+
+    def at(self, positions: Int[Tensor, " n"]) -> "Dataset":
+        """The examples at these positions, in their order."""
         return replace(self, images=Selected(self.images, positions), labels=self.labels[positions])
 
 
@@ -139,6 +142,7 @@ def positions_of(index: Index, length: int) -> Int[Tensor, " b"]:
         chosen = range(*index.indices(length))
         # A slice with its end before its start is empty, as in Python; torch would raise.
         return torch.arange(chosen.start, chosen.start + len(chosen) * chosen.step, chosen.step)
+    index = torch.as_tensor(index)
     outside = (index < -length) | (index >= length)
     if outside.any():
         raise IndexError(f"expected a position in a dataset of {length} images, got {int(index[outside][0])}")
@@ -159,15 +163,16 @@ def stratified(labels: Int[Tensor, " n"], count: int) -> Int[Tensor, " count"]:
     return grouped[fraction.argsort(stable=True)[:count]].sort().values
 
 
-def warn_of_missing_classes(dataset: Any, start: int, stop: int) -> None:
+def warn_of_missing_classes(dataset: Any, start: int, stop: int, what: str = "") -> None:
     """Warn if examples `start` to `stop` are of some of the classes only: accuracies on them say less."""
+    what = what or f"examples {start} to {stop - 1}"
     there = set(dataset.labels[start:stop].tolist())
     missing = [name for label, name in enumerate(dataset.classes) if label not in there]
     if missing:
         named = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
         warnings.warn(
-            f"examples {start} to {stop - 1} of {dataset.name} hold {len(there)} of its {len(dataset.classes)} "
-            f"classes (none of {named}); take more of them for an accuracy over all classes",
+            f"{what} of {dataset.name} hold {len(there)} of its {len(dataset.classes)} classes (none of {named})"
+            "; take more of them for an accuracy over all classes",
             DataWarning,
             stacklevel=3,
         )

@@ -206,7 +206,9 @@ def incomparable(first: Records, second: Records) -> str | None:
     own = ("classifier", "reconstruct", *(["source"] if "on=classifier" in first.label else []))
     attacks = [_without(records.get("attack"), own) for records in (one, other)]
     draws = [int(records["scoring"]["draws"]) for records in (one, other)]
-    if 1 in draws:
+    defenses = [records.get("model", {}).get("defense") for records in (one, other)]
+    same_defense = defenses[0] is not None and defenses[0] == defenses[1]
+    if draws == [1, 1] or (1 in draws and not same_defense):
         # One of them is deterministic, and settings that follow the model are those of a deterministic one.
         attacks = [_without(attack, ("eot", "keep", "draws", "threshold")) for attack in attacks]
         draws = [1, 1]
@@ -242,6 +244,9 @@ def _different(name: str, one: Any, other: Any) -> str | None:
 def _shown(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value[:5])) + (", …" if len(value) > 5 else "") if value else "none of these"
+    over = round(255 * value) if isinstance(value, float) and math.isfinite(value) else 0
+    if 0 < over <= 16 and abs(over / 255 - value) < 1e-9:
+        return f"{over}/255"
     return f"{value!r:.60}"
 
 

@@ -1,13 +1,14 @@
 """Attacks as they are written on a command line: `pgd:steps=40,epsilon=8/255,gradient=exact`."""
 
 import ast
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Any, NamedTuple
 
 from menet import attacks
-from menet.attacks import Attack
+from menet.attacks import Attack, ThreatModel
 from menet.attacks.base import Model
 from menet.attacks.registry import ATTACKS
 from menet.errors import ConfigurationError
@@ -95,7 +96,18 @@ def _built(spec: str, name: str, settings: dict[str, Any]) -> Attack:
             raise ConfigurationError(f"{spec!r}: expected an integer {one.name}, got {given!r}")
         if one.type in (float, float | None) and not isinstance(given, (int, float)):
             raise ConfigurationError(f"{spec!r}: expected a number {one.name}, got {given!r}")
-    return attacks.build(name, **settings)
+    attack = attacks.build(name, **settings)
+    check_budget(getattr(attack, "threat", None))
+    return attack
+
+
+def check_budget(threat: ThreatModel | None) -> None:
+    """Refuse a budget that somebody wrote for pixels of 0 to 255; the attacks themselves take any number."""
+    if threat is not None and threat.norm == "linf" and threat.high - threat.low < threat.epsilon < math.inf:
+        raise ConfigurationError(
+            f"expected epsilon <= {threat.high - threat.low:g} for linf, as pixels are in "
+            f"[{threat.low:g},{threat.high:g}], got {threat.epsilon:g}; did you mean {threat.epsilon:g}/255?"
+        )
 
 
 def _source(spec: str, on: Any, model: Any, load: Callable[[str], Model] | None) -> Any:

@@ -78,6 +78,11 @@ def evaluate(
     `views`, a module and a number of draws, scores the adversarial examples too, in the field `views` of rows.
     """
     worker = worker or Worker.from_environment()
+    for run in attacks:
+        if not isinstance(run, AttackRun):
+            raise ConfigurationError(
+                f"expected attacks as parse_attack('pgd', model, epsilon=8/255) returns them, got {run!r:.80}"
+            )
     if len({run.label for run in attacks}) < len(attacks):
         raise ConfigurationError("expected attacks with different labels, got one twice")
     device = torch.device(device)

@@ -88,7 +88,8 @@ def _is_measured(summary: dict[str, Any]) -> bool:
 
 def report_of(summaries: Sequence[dict[str, Any]], root: Path) -> Report:
     """A section for each experiment and scale, after an overview."""
-    sections = [Section("overview", "Overview", (), (overview(summaries),))] if summaries else []
+    table = overview(summaries)
+    sections = [Section("overview", "Overview", (), (table,))] if table.rows else []
     for summary in summaries:
         made = _table_section if summary["kind"] == "table" else _figure_section
         sections.append(made(summary, root))
@@ -189,7 +190,7 @@ def _cell(cell: dict[str, Any]) -> Cell:
         star = "*" if cell["quoted"] else ""
         note += f"; paper {cell['claimed']:.1f}{star}, {cell['value'] - cell['claimed']:+.1f}"
     if "median_distance" in cell:
-        note += f"; median l2 {cell['median_distance']['l2']:.2f}, linf {cell['median_distance']['linf']:.3f}"
+        note += f"; median ℓ2 {cell['median_distance']['l2']:.2f}, ℓ∞ {cell['median_distance']['linf']:.3f}"
     return Cell(f"{cell['value']:.1f}%", note, number=True)
 
 
@@ -331,7 +332,7 @@ def pictures(summary: dict[str, Any], root: Path) -> Figure:
                 wrong = answer["prediction"] != example["label"]
                 rows[-1].append(Tile(unpack(answer["image"]), title, caption, WRONG if wrong else INK))
             title = "" if number else f"difference ×{factor:g}"
-            rows[-1].append(Tile(0.5 + factor * difference, title, f"linf {float(difference.abs().max()):.3f}"))
+            rows[-1].append(Tile(0.5 + factor * difference, title, f"ℓ∞ {float(difference.abs().max()):.3f}"))
     return image_grid(rows, inches=1.28, font=10)
 
 
@@ -341,40 +342,43 @@ def diagram(summary: dict[str, Any], root: Path) -> Figure:
     original = unpack(found["originals"][0])
     columns = found["columns"]
     middle = columns[len(columns) // 2]
+    side, arrow = 1.2, {"arrowstyle": "->", "color": INK}
     with styled():
-        figure = sheet(7.6, 4.6)
+        figure = sheet(8.0, 4.2)
         place = figure.add_subplot()
-        place.set_xlim(0, 7.6)
-        place.set_ylim(0, 4.6)
         place.set_axis_off()
-        for words, top, shown, steps in (
-            ("training", 2.6, columns, ("n masks,\np₁ … pₙ", "matrix\nestimation", "train the\nnetwork")),
-            ("inference", 0.2, [middle], ("one mask,\nmean p", "matrix\nestimation", "label")),
+        for words, low, shown, steps, result in (
+            ("training", 2.1, columns, ("n masks,\np₁ … pₙ", "matrix\nestimation", "train on\nall n"), "loss"),
+            ("inference", 0.0, [middle], ("one mask,\nmean p", "matrix\nestimation", "classify"), "label"),
         ):
-            place.text(0.05, top + 1.75, words, fontsize=11, weight="bold")
-            _tile(place, original, 0.1, top + 0.35, 1.0, "image X")
+            center = low + side / 2
+            place.text(0, low + side + 0.3, words, fontsize=11, weight="bold")
+            _tile(place, original, 0, low, side, "image X")
             for position, column in enumerate(shown):
-                height, low = 1.5 / len(shown), top + 1.5 * (1 - (position + 1) / len(shown))
-                side = min(0.9, height - 0.04)
-                for kind, left in (("masked", 2.1), ("estimate", 4.3)):
-                    p = f"p = {column['p']:g}" if kind == "masked" else ""
-                    _tile(place, unpack(column[kind][0]), left, low + (height - side) / 2, side, "", p)
-            for left, right, step in zip((1.2, 3.4, 5.3), (2.0, 4.2, 6.3), steps, strict=True):
-                arrow = {"arrowstyle": "->", "color": INK}
-                place.annotate("", (right, top + 0.85), (left, top + 0.85), arrowprops=arrow)
-                place.text((left + right) / 2, top + 1.0, step, fontsize=8, ha="center")
-            place.text(6.4, top + 0.85, "network N", fontsize=10, va="center", bbox={"facecolor": "#eeeeee"})
+                size = side / len(shown) - (0.05 if len(shown) > 1 else 0)
+                at = low + side - (position + 1) * side / len(shown)
+                p = f"p = {column['p']:g}"
+                _tile(place, unpack(column["masked"][0]), 2.3, at, size, "" if size < side else p)
+                _tile(place, unpack(column["estimate"][0]), 4.6, at, size, "")
+                if size < side:
+                    place.text(2.3 + size + 0.08, at + size / 2, p, fontsize=8, va="center")
+            for left, right, step in zip((1.3, 3.6, 5.9), (2.2, 4.5, 6.6), steps, strict=True):
+                place.annotate("", (right, center), (left, center), arrowprops=arrow)
+                place.text((left + right) / 2, center + 0.08, step, fontsize=8, ha="center")
+            box = {"facecolor": "#eeeeee", "edgecolor": INK, "boxstyle": "square,pad=0.5"}
+            place.text(7.1, center, "network N", fontsize=9, ha="center", va="center", bbox=box)
+            place.annotate("", (8.05, center), (7.6, center), arrowprops=arrow)
+            place.text(8.1, center, result, fontsize=9, va="center")
+        # After the images, each of which would set limits of its own.
+        place.set(xlim=(-0.05, 8.5), ylim=(-0.1, 3.75), aspect="equal")
     return figure
 
 
-def _tile(place: Any, image: Tensor, left: float, low: float, side: float, title: str, caption: str = "") -> None:
+def _tile(place: Any, image: Tensor, left: float, low: float, side: float, title: str) -> None:
     pixels = image.clamp(0, 1).numpy()
     shown = pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0)
-    place.imshow(
-        shown, cmap="gray", vmin=0, vmax=1, extent=(left, left + side, low, low + side), aspect="auto", zorder=2
-    )
+    place.imshow(shown, cmap="gray", vmin=0, vmax=1, extent=(left, left + side, low, low + side), zorder=2)
     place.text(left + side / 2, low + side + 0.05, title, fontsize=8, ha="center")
-    place.text(left + side + 0.05, low + side / 2, caption, fontsize=8, va="center")
 
 
 def _vectors(summary: dict[str, Any], root: Path) -> list[tuple[str, Features]]:

@@ -339,7 +339,7 @@ def comparison(first: Subject, second: Subject, labels: Iterable[str], criterion
 def _comparison_table(rows: Sequence[tuple[Cell, ...]], criterion: Criterion, note: str = "") -> Table:
     return Table(
         "Models compared on the same examples",
-        ("models", "attack", "difference", "only one correct", "McNemar p"),
+        ("models", "attack", "examples", "difference", "only one correct", "McNemar p"),
         tuple(rows),
         f"Correct by: {CRITERIA[criterion]}. A small p-value means that models of equal accuracy would rarely "
         f"differ this much.{note}",
@@ -351,6 +351,7 @@ def _compared(first: str, one: Records, second: str, other: Records, criterion: 
     return (
         Cell(f"{first} – {second}"),
         Cell(attack_words(one), threat_words(one.evaluation)),
+        Cell(f"{found.examples:,}", number=True),
         Cell(f"{signed(100 * found.difference)} points", number=True),
         Cell(f"{found.only_first} : {found.only_second}", number=True),
         Cell(_chance(found.p_value), number=True),

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from menet import data
 from menet.data import Dataset
-from menet.data.dataset import stratified
+from menet.data.dataset import stratified, warn_of_missing_classes
 from menet.distributed import Worker
 from menet.errors import ConfigurationError
 from menet.preprocessed import Preprocessed
@@ -61,6 +61,7 @@ class Batches:
             # In a fixed order, so that the sample is that of a prepared set where nothing is held out.
             chosen = chosen.sort().values
             chosen = chosen[stratified(dataset.labels[chosen], config.limit)]
+        warn_of_missing_classes(dataset.at(chosen), 0, len(chosen), f"the {len(chosen)} training images")
         if config.batch_size > len(chosen):
             raise ConfigurationError(
                 f"expected batch_size <= {len(chosen)}, the number of training images, got {config.batch_size}"

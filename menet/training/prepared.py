@@ -18,7 +18,7 @@ from torch import nn
 
 from menet import data
 from menet.data import Dataset
-from menet.data.dataset import Joined
+from menet.data.dataset import Joined, warn_of_missing_classes
 from menet.defense import MENet
 from menet.distributed import Worker
 from menet.errors import ConfigurationError, DataError
@@ -106,6 +106,7 @@ def prepare(
             raise ConfigurationError(f"expected {name} >= 1, got {value}")
     source = data.load(dataset, "train", root).sample(limit)
     count = len(source)
+    warn_of_missing_classes(source, 0, count, f"the {count} training images")
     shape = tuple(source.images.shape[1:])
     made_of = fingerprint(source, count)
     description = Description(source.name, made_of, count, model.masks, shape, per_shard, seed, describe(model))

@@ -1,6 +1,7 @@
 """The command line itself: quick help, choices that match the registries, interrupts and helpful errors."""
 
 import contextlib
+import dataclasses
 import importlib
 import os
 import signal
@@ -66,6 +67,18 @@ def test_choices_match_the_registries() -> None:
     assert get_args(options.Recipe) == get_args(recipes.Kind)
 
 
+@pytest.mark.parametrize("name", ["train", "prepare", "evaluate", "audit", "certify", "data rank", "reconstruct"])
+def test_commands_agree_on_folders_and_devices(name: str) -> None:
+    module, attribute = COMMANDS[name].target.split(":")
+    fields = {
+        one.name: one.default for one in dataclasses.fields(getattr(importlib.import_module(module), attribute))
+    }
+    if name != "reconstruct":
+        assert fields["side"] is None
+        assert fields["skip_unreadable"] is False
+    assert fields.get("device", "auto") == "auto"
+
+
 def test_the_overview_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
@@ -92,7 +105,9 @@ def test_a_mistyped_command_gets_a_hint(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_a_group_of_commands_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data"]) == 2
-    assert capsys.readouterr().err == "menet data: expected one of list, fetch, import, verify, rank, got none\n"
+    told = capsys.readouterr().err
+    assert told.startswith("menet data: expected one of list, fetch, import, verify, rank, got none; ")
+    assert told.count("\n") == 1
     assert main(["data", "--help"]) == 0
     assert "data fetch" in capsys.readouterr().out
 
@@ -106,7 +121,10 @@ def test_a_group_of_commands_lists_them(capsys: pytest.CaptureFixture[str]) -> N
         (["data", "rank", "photos"], "did you mean folder:photos?"),
         (["train", "digits", "--epsilon", "8"], "got 8; did you mean 8/255?"),
         (["evaluate", "torch.nn:Flatten", "--data", "digits", "--epsilon", "8"], "did you mean 8/255?"),
+        (["evaluate", "network:ten", "--data", "digits", "--attacks", "pgd:epsilon=8"], "did you mean 8/255?"),
         (["train", "digits", "--epsilon", "-1"], "expected epsilon >= 0, such as 0.3 or 8/255, got '-1'"),
+        (["train", "digits", "--p", "0.5"], "--p only applies to --defense me-net, got --defense none; add"),
+        (["train", "digits", "--side", "64"], "only folder:PATH takes them"),
         (["train", "digits", "--step-size", "big"], "expected step_size > 0"),
         (["train", "digits", "--defense", "me-net", "--p", ".1", ".2", ".3"], "expected one or two prob"),
         (["evaluate", "torch.nn:Identity", "--data", "digits"], "expected logits of shape (1, 10)"),

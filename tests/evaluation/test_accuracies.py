@@ -153,6 +153,7 @@ def described(records: Records, image: str = "", **changes: object) -> Records:
         ({"gradient": "exact"}, "one gradient, got 'bpda' and 'exact'"),
         ({"scoring": {"draws": 9, "restart_draws": 2}}, "one number of scoring draws, got 7 and 9"),
         ({"image": "another "}, "one image of example 0"),
+        ({"threat": {"norm": "linf", "epsilon": 8 / 255}}, "one threat model epsilon, got 0.1 and 8/255"),
     ],
 )  # fmt: skip
 def test_what_differs_is_named(records, changes, words):
@@ -174,6 +175,13 @@ def test_what_follows_the_model_may_differ(records):
     attack = {"kind": "PGD", "steps": 20, "eot": 1, "keep": "best", "loss": {"kind": "DLR"}}
     alone = described(records, attack=attack, scoring={"draws": 1, "restart_draws": 2}, gradient=None)
     assert compare(described(records), alone).examples == 40
+
+
+def test_one_draw_of_a_random_defense_is_not_compared_with_many(records):
+    model = {"defense": {"name": "me-net", "p": 0.5}}
+    one = described(records, model=model, scoring={"draws": 1, "restart_draws": 2})
+    with pytest.raises(RecordError, match="one number of scoring draws, got 7 and 1"):
+        compare(described(records, model=model), one)
 
 
 def test_a_tie_for_the_first_place_is_not_correct_unless_predicted():

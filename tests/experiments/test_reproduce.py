@@ -9,10 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from menet import cli
 from menet.evaluation import CertificateSettings, accuracy
 from menet.evaluation.accuracy import vote_rank
+from menet.evaluation.snapshots import pack
 from menet.experiments import claims, tables
 from menet.experiments.jobs import Certify, Evaluate, Workspace, transformed
 from menet.experiments.measures import FeatureVectors, Ranks, Reconstructions, Redistributed
@@ -32,7 +34,7 @@ from menet.experiments.plan import (
 from menet.experiments.runner import JobOutcome, Local
 from menet.experiments.scale import SMOKE, Scale
 from menet.files import locked
-from menet.report.reproduction import publish, table_of
+from menet.report.reproduction import diagram, overview, publish, report_of, table_of
 from menet.training.recipes import me_net
 
 TINY: Scale = replace(
@@ -135,7 +137,7 @@ def test_a_summary_holds_the_claim_beside_what_the_rows_say(
     attack = job.records(workspace).evaluation["attack"]
     assert (attack["eot"], attack["keep"]) == (1, "last"), "one draw per step, as in the paper"
     assert cells["Boundary"]["median_distance"]["l2"] >= 0
-    assert "median l2" in str(table_of(summary).rows[0])
+    assert "median ℓ2" in str(table_of(summary).rows[0])
     assert cells["7"]["training"] == "adversarial, 1 epochs, fresh masks"
     assert "fresh masks" in str(table_of(summary).rows[0][0])
     assert cells["vote"]["claimed"] is None
@@ -250,3 +252,32 @@ def test_two_runs_do_not_share_a_folder(tmp_path: Path, capsys: pytest.CaptureFi
     assert "is locked by another process" in capsys.readouterr().err
     with locked(tmp_path):
         pass
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_diagram_leads_from_images_through_the_network_to_the_label(count: int, tmp_path: Path) -> None:
+    image = pack(torch.rand(1, 8, 8))
+    columns = [{"p": 0.1 * n, "masked": [image], "estimate": [image]} for n in range(1, count + 1)]
+    summary = {"panels": [{"sources": {"digits": {"originals": [image], "columns": columns}}}]}
+    figure = diagram(summary, tmp_path)
+    figure.draw_without_rendering()
+    (place,) = figure.axes
+    boxes = [shown.get_window_extent() for shown in place.images]
+    assert len(boxes) == 2 * (1 + count) + 2
+    assert all(abs(box.width - box.height) <= 2 for box in boxes)
+    words = [(text.get_text(), text.get_window_extent()) for text in place.texts if text.get_text()]
+    network, label = (
+        next(box for word, box in reversed(words) if word == name) for name in ("network N", "label")
+    )
+    assert max(box.x1 for box in boxes) < network.x0 < network.x1 < label.x0
+    # Nothing is written over an image or over other words.
+    for number, (word, box) in enumerate(words):
+        assert not any(box.overlaps(other) for other in boxes), word
+        assert not any(box.overlaps(other) for _, other in words[number + 1 :]), word
+
+
+def test_without_tables_there_is_no_empty_overview(tmp_path: Path) -> None:
+    assert report_of([], tmp_path).sections == ()
+    empty = {"kind": "table", "name": "table4", "title": "t", "scale": "smoke", "cells": []}
+    assert len(overview([empty]).rows) == 1
+    assert overview([{"kind": "figure"}]).rows == ()

@@ -41,6 +41,17 @@ def folder(tmp_path_factory):
     return path
 
 
+def test_a_sample_that_misses_classes_says_so(tmp_path, capsys):
+    arguments = ["prepare", "digits", "--masks", "1", "--limit", "3", "--out", str(tmp_path / "few")]
+    assert main(arguments) == 0
+    told = capsys.readouterr()
+    assert "the 3 training images of digits hold 3 of its 10 classes (none of " in told.err
+    assert "in 1 shard: " in told.out
+    train_few = ["train", "digits", "--limit", "4", "--batch-size", "4", "--epochs", "1"]
+    assert main([*train_few, "--out", str(tmp_path / "run")]) == 0
+    assert "the 4 training images of digits hold 4 of its 10 classes (none of " in capsys.readouterr().err
+
+
 def contents(folder):
     return {path.name: digest(path) for path in sorted(folder.iterdir())}
 

@@ -58,6 +58,31 @@ def test_a_small_folder_of_images_is_split_sensibly_and_the_split_is_told(tmp_pa
     assert f"{training // 8} steps of 8 in an epoch" in told
 
 
+def test_photographs_of_any_size_need_two_options_and_the_run_remembers_them(tmp_path, capsys, monkeypatch):
+    for number in range(80):
+        file = tmp_path / "photos" / f"class{number % 2}" / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8 + number % 3, 9), (number, 99, 200 * (number % 2))).save(file)
+    for number in (3, 10):
+        (tmp_path / "photos" / f"class{number % 2}" / f"{number}.png").write_bytes(b"damaged")
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "folder:photos", "--out", "run"]) == 2
+    assert "expected images of one size" in capsys.readouterr().err
+    assert main(["train", "folder:photos", "--side", "8", "--out", "run"]) == 2
+    assert "2 images cannot be read" in capsys.readouterr().err
+    chosen = ["--side", "8", "--skip-unreadable"]
+    assert main(["train", "folder:photos", *chosen, "--epochs", "1", "--out", "run"]) == 0
+    assert "skipped 2 of 80 images" in capsys.readouterr().err
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["dataset"] == f"folder:{tmp_path}/photos@8,skip-unreadable"
+    quick = ["--attacks", "fgsm", "--stop", "4", "--draws", "1"]
+    assert main(["evaluate", "run", *quick]) == 0
+    assert re.search(r"\d+ test images of 78 \(split by a hash", capsys.readouterr().out)
+    again = ["--data", "photos", *chosen, "--out", "again"]
+    assert main(["evaluate", "run", *quick, *again]) == 0
+    assert main(["compare", "run/evaluation", "again"]) == 0
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
