@@ -178,7 +178,7 @@ def test_classes_that_lead_out_of_tiny_imagenet_are_refused(tmp_path: Path, wnid
         tiny_imagenet.read(base, "train")
 
 
-@pytest.mark.parametrize("name", ["val_0\0.JPEG", "../val_0.JPEG", "/etc/passwd", ""])
+@pytest.mark.parametrize("name", ["val_0\0.JPEG", "../val_0.JPEG", "/etc/passwd", "", ".", ".."])
 def test_images_that_lead_out_of_tiny_imagenet_are_refused(tmp_path: Path, name: str) -> None:
     base = made_files.tiny_imagenet(tmp_path)
     annotations = base / "tiny-imagenet-200" / "val" / "val_annotations.txt"

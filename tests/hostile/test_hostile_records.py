@@ -135,6 +135,17 @@ def test_deep_json_is_a_damaged_line(tmp_path):
         read(path)
 
 
+def test_deep_json_elsewhere_is_no_traceback(tmp_path):
+    from menet.commands.train import json_object
+    from menet.data.published import _read_json
+
+    file = tmp_path / "origin.json"
+    file.write_bytes(b"[" * 100_000)
+    assert _read_json(file) == {}
+    with pytest.raises(ConfigurationError, match="expected a JSON object for --settings"):
+        json_object("[" * 100_000)
+
+
 def test_html_in_names_does_not_reach_markdown(tmp_path):
     hostile = "<script>alert(1)</script>"
     section = Section("a", "A", (hostile,), findings=({"model": hostile, "name": hostile, "status": "fail",
