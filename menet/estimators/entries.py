@@ -132,7 +132,9 @@ def _from_sparse(x: Any, weights: Any) -> Entries:
         try:
             x.check_format(full_check=True)
         except ValueError as error:
-            raise ConfigurationError(f"expected a valid sparse matrix, got one with bad indices: {error}") from error
+            raise ConfigurationError(
+                f"expected a valid sparse matrix, got one with bad indices: {error}"
+            ) from error
     stored = x.nnz
     rows = x.tocsr()
     if not rows.has_canonical_format:

@@ -144,14 +144,16 @@ def _records(path: Path, columns: Mapping[str, np.ndarray]) -> Records:
 
 def _complete(records: Records) -> Records:
     """`records`, if their header has all that a board is made of."""
-    there = {(name, inner) for name, part in records.evaluation.items() if isinstance(part, dict) for inner in part}
-    for name, inner in sorted({("dataset", "name"), ("dataset", "split"), ("attack", "kind"), ("scoring", "draws")} - there):
-        raise ValueError(f"expected {name}.{inner} in its header")
-    if not {"model", "seed"} <= records.evaluation.keys() or not records.rows:
-        raise ValueError("expected a model, a seed and at least one example")
-    threat = records.evaluation.get("threat")
+    evaluation = records.evaluation
+    needed = {"model": (), "seed": (), "dataset": ("name", "split"), "attack": ("kind",), "scoring": ("draws",)}
+    for name, inner in needed.items():
+        if name not in evaluation or not all(one in evaluation[name] for one in inner):
+            raise ValueError(f"expected {' with '.join([name, *inner])} in its header")
+    threat = evaluation.get("threat")
     if threat and not (threat.get("norm") in NUMBERS and "epsilon" in threat):
-        raise ValueError(f"expected a threat model with one of the norms {', '.join(NUMBERS)}, got {threat!r:.80}")
+        raise ValueError(f"expected a threat model in one of {', '.join(NUMBERS)}, got {threat!r:.80}")
+    if not records.rows:
+        raise ValueError("expected at least one example, got none")
     return records
 
 

@@ -37,7 +37,9 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "data")]
 # Read by every process that is started here; threads would also make a process that was forked hang.
 os.environ["OMP_NUM_THREADS"] = "1"
-os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(ROOT), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+)
 
 from menet.errors import MenetError  # noqa: E402 (from this tree)
 from menet.files import write_atomically  # noqa: E402
@@ -345,10 +347,12 @@ class Forked:
     """The process that all commands are forked from."""
 
     def __init__(self, words: Words) -> None:
-        self.told = tempfile.NamedTemporaryFile("r", encoding="utf-8", errors="replace")
+        handle, name = tempfile.mkstemp()
+        os.close(handle)
+        self.told = Path(name)
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["preloaded"])
-        self.process = context.Process(target=_run_command, args=(words, self.told.name))
+        self.process = context.Process(target=_run_command, args=(words, name))
         self.process.start()
         self.pid = self.process.pid or 0
         if Forked.server is None:
@@ -363,8 +367,9 @@ class Forked:
 
     def communicate(self) -> tuple[None, str]:
         self.process.join()
-        with self.told as told:
-            return None, told.read()
+        told = self.told.read_text(encoding="utf-8", errors="replace") if self.told.exists() else ""
+        self.told.unlink(missing_ok=True)
+        return None, told
 
 
 def _run_command(words: Words, told: str) -> None:
@@ -407,7 +412,7 @@ def finished(words: Words, **options: Any) -> tuple[int, str]:
 
 
 def runs_for(process: Any, seconds: float) -> bool:
-    """Whether a command is still running when it has spent so much processor time, which no other process changes."""
+    """Whether a command still runs when it has spent so much processor time, which others do not change."""
     while process.poll() is None:
         with contextlib.suppress(OSError):  # it has just ended
             if seconds_of(process.pid) >= seconds:

@@ -206,7 +206,9 @@ def test_nothing_of_many_is_not_listed(tmp_path):
             read_result(path)
 
 
-@pytest.mark.parametrize("made", [b"[" * 10**5, b"\xff", b'{"seconds": "long"}', b'{"config": 3}', b'{"config": {"limit": [3]}}'])
+@pytest.mark.parametrize(
+    "made", [b"[" * 10**5, b"\xff", b'{"seconds": "long"}', b'{"config": 3}', b'{"config": {"limit": [3]}}']
+)
 def test_a_training_that_cannot_be_read_is_one_line(tmp_path, made):
     publish("mnist/a", {"pgd": records()}, {"config": {"epochs": 1}}, tmp_path)
     (tmp_path / "mnist/a/model.json").write_bytes(made)
