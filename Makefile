@@ -9,7 +9,7 @@ help:
 	@echo "make demo    train, attack and certify on real digits, and write the report"
 	@echo "make check   lint, types, import contract and the fast tests, in two minutes"
 	@echo "make test    all of it, the slow tests too"
-	@echo "make soak    damaged files, kills, full disks: hours, can be stopped; the table of docs/reliability.md"
+	@echo "make soak    damaged files, kills, full disks: 15 minutes of one core; the table of docs/reliability.md"
 	@echo "make bench   ratios of speed, measured side by side"
 	@echo "make docs    the documentation as a site, in site/, links checked"
 	@echo "make package the wheel and the source archive, in dist/"

@@ -51,6 +51,12 @@ class Report:
 
     @printing
     def __call__(self, out: Output) -> int:
+        from menet.report.collect import showing
+
+        with showing(self.folder):
+            return self._show(out)
+
+    def _show(self, out: Output) -> int:
         from menet.files import write_atomically
         from menet.report.board import problems, write_board
         from menet.report.collect import collect
@@ -169,6 +175,12 @@ class Compare:
 
     @printing
     def __call__(self, out: Output) -> int:
+        from menet.report.collect import showing
+
+        with showing(self.first):
+            return self._compare(out)
+
+    def _compare(self, out: Output) -> int:
         from menet.evaluation.accuracy import incomparable
         from menet.report.collect import Subject, evaluations_of
         from menet.report.tables import comparison

@@ -339,7 +339,7 @@ def json_object(text: str | None) -> dict[str, Any]:
         return {}
     try:
         found = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"expected a JSON object for --settings, got {text!r:.80}: {error}") from error
     if not isinstance(found, dict):
         raise ConfigurationError(f"expected a JSON object for --settings, got {text!r:.80}")

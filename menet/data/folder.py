@@ -238,7 +238,7 @@ def _skipped(folder: Path, paths: Sequence[Path]) -> set[Path]:
     try:
         known = set(json.loads(kept.read_bytes()))
         found = {path for path in paths if str(path) in known}
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         found = set(_problems(paths))
         with suppress(OSError):
             write_atomically(kept, json.dumps(sorted(map(str, found))))

@@ -245,6 +245,6 @@ def _files(folder: Path) -> Iterable[Path]:
 def _read_json(path: Path) -> dict:
     try:
         content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}

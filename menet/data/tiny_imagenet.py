@@ -60,7 +60,7 @@ def _validation(base: Path, wnids: list[str]) -> list[tuple[Path, int]]:
     for number, line in enumerate(_lines(annotations), start=1):
         name, _, rest = line.partition("\t")
         wnid = rest.partition("\t")[0].strip()
-        if wnid not in label_of or Path(name).name != name:
+        if wnid not in label_of or Path(name).name != name or name in ("", "..") or "\0" in name:
             raise DataError(f"expected an image and a class in line {number} of {annotations}, got {line!r:.60}")
         listed.append((base / "val" / "images" / name, label_of[wnid]))
     return listed

@@ -127,6 +127,14 @@ def _from_torch(x: Tensor) -> Any:
 
 def _from_sparse(x: Any, weights: Any) -> Entries:
     _check_shape(x.shape)
+    if hasattr(x, "check_format"):
+        # The loops trust the indices; made by hand or read from a file, they may lie outside the matrix.
+        try:
+            x.check_format(full_check=True)
+        except ValueError as error:
+            raise ConfigurationError(
+                f"expected a valid sparse matrix, got one with bad indices: {error}"
+            ) from error
     stored = x.nnz
     rows = x.tocsr()
     if not rows.has_canonical_format:

@@ -41,12 +41,17 @@ def decode(number: int, raw: bytes) -> Line:
     if raw[-_TAIL:] != f',"crc":"{zlib.crc32(body):08x}"}}'.encode():
         return Line(number, {}, "is damaged or was edited: its checksum does not match")
     try:
-        content = json.loads(body)
+        content = json.loads(body, parse_constant=refuse)
     except (ValueError, RecursionError):
         return Line(number, {}, "is not JSON")
     if not isinstance(content, dict):
         return Line(number, {}, "is not a JSON object")
     return Line(number, content)
+
+
+def refuse(constant: str) -> None:
+    """For `json.loads`, which would otherwise read NaN and Infinity: `encode` never writes them."""
+    raise ValueError(f"expected JSON, got {constant}")
 
 
 def read(path: Path) -> Iterator[Line]:

@@ -211,7 +211,22 @@ def _header(path: Path, line: jsonl.Line | None) -> dict[str, Any]:
         raise RecordError(f"{path} is empty; expected a header in its first line")
     if line.fault is not None:
         raise RecordError(f"{path}:1 {line.fault}, and without its header the file cannot be used")
-    content, found = line.content, line.content.get("format")
+    return _checked(path, line.content)
+
+
+def verified(path: Path, header: Any, rows: Iterable[Row]) -> Records:
+    """Records from another kind of file, whose header and rows must be as good as those of a shard."""
+    if not isinstance(header, dict):
+        raise RecordError(f"expected a header in {path}, got {header!r:.40}")
+    content = _checked(path, header)
+    lines = [
+        jsonl.Line(number, row, _fault(row, content["evaluation"])) for number, row in enumerate(rows, start=2)
+    ]
+    return _merged([_ShardContent(path, content, content["made"], lines)], damaged=False)
+
+
+def _checked(path: Path, content: dict[str, Any]) -> dict[str, Any]:
+    found = content.get("format")
     if isinstance(found, str) and found.startswith("menet.records/") and found != FORMAT:
         raise RecordError(
             f"{path} has the format {found} of another version of menet, expected {FORMAT}: "

@@ -6,6 +6,7 @@ the first draw and the counts per class are kept. Every accuracy, interval and c
 """
 
 import json
+import lzma
 import os
 import re
 import zipfile
@@ -17,14 +18,15 @@ from typing import Any
 import numpy as np
 
 from menet.errors import RecordError
-from menet.evaluation.records import Records, Row
+from menet.evaluation import jsonl
+from menet.evaluation.records import Records, Row, verified
 from menet.files import replacing, write_atomically
 
 FORMAT = "menet.results/1"
 MODEL = "model.json"
-LARGEST = 2**28
-"""Bytes of one file, unpacked, at most: a file from a stranger must not exhaust memory."""
-DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, AttributeError)
+LARGEST = 2**26
+"""Bytes of one file, unpacked, and draws in it, at most: a file from a stranger must not exhaust memory."""
+DAMAGE = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, AttributeError, MemoryError)
 TOP = 5
 KINDS = ("clean", "adversarial")
 NUMBERS: dict[str, type[np.number[Any]]] = {"linf": np.float32, "l2": np.float32, "l0": np.int32}
@@ -48,7 +50,7 @@ def read_result(path: str | os.PathLike[str]) -> Records:
         if unpacked > LARGEST:
             raise RecordError(f"{path} unpacks to {unpacked:,} bytes, expected at most {LARGEST:,}")
         with np.load(path, allow_pickle=False) as columns:
-            return _records({name: columns[name] for name in columns.files})
+            return _records(path, {name: columns[name] for name in columns.files})
     except RecordError:
         raise
     except (OSError, ValueError, LookupError, TypeError, RuntimeError, OverflowError, *DAMAGE) as error:
@@ -119,16 +121,40 @@ def _columns(records: Records) -> dict[str, np.ndarray]:
     return columns
 
 
-def _records(columns: Mapping[str, np.ndarray]) -> Records:
-    content = json.loads(columns["header"].tobytes().decode())
+def _records(path: Path, columns: Mapping[str, np.ndarray]) -> Records:
+    content = json.loads(columns["header"].tobytes().decode(), parse_constant=jsonl.refuse)
     if content.get("format") != FORMAT:
         raise RecordError(f"expected the format {FORMAT}, got {content.get('format')!r:.40}")
     count = len(columns["index"])
-    if any(len(column) != count for name, column in columns.items() if name != "header"):
-        raise RecordError("expected columns of one length")
+    for name, column in columns.items():
+        # Text of no characters takes no bytes, however many there are.
+        if column.dtype.kind not in "biuf":
+            raise ValueError(f"expected numbers as {name:.40}, got {column.dtype}")
+        if name != "header" and len(column) != count:
+            raise ValueError(f"expected columns of {count} examples, got {len(column)} of {name:.40}")
+    # Each draw that is counted becomes one number: a few bytes can count billions.
+    draws = sum(float(columns[f"{kind}.counts"].sum(dtype=np.float64)) for kind in KINDS)
+    if not draws <= LARGEST:
+        raise ValueError(f"expected at most {LARGEST:,} draws, got {draws:,.0f}")
     plain = {name: column.tolist() for name, column in columns.items() if name != "header"}
     seeds = [name.removeprefix("seeds.") for name in plain if name.startswith("seeds.")]
-    return Records(content["header"], tuple(_row(plain, row, seeds, content) for row in range(count)))
+    rows = [_row(plain, row, seeds, content) for row in range(count)]
+    return _complete(verified(path, content["header"], rows))
+
+
+def _complete(records: Records) -> Records:
+    """`records`, if their header has all that a board is made of."""
+    evaluation = records.evaluation
+    needed = {"model": (), "seed": (), "dataset": ("name", "split"), "attack": ("kind",), "scoring": ("draws",)}
+    for name, inner in needed.items():
+        if name not in evaluation or not all(one in evaluation[name] for one in inner):
+            raise ValueError(f"expected {' with '.join([name, *inner])} in its header")
+    threat = evaluation.get("threat")
+    if threat and not (threat.get("norm") in NUMBERS and "epsilon" in threat):
+        raise ValueError(f"expected a threat model in one of {', '.join(NUMBERS)}, got {threat!r:.80}")
+    if not records.rows:
+        raise ValueError("expected at least one example, got none")
+    return records
 
 
 def _row(plain: Mapping[str, list[Any]], row: int, seeds: Sequence[str], content: Mapping[str, Any]) -> Row:

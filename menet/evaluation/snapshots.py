@@ -143,7 +143,7 @@ def load_features(path: str | os.PathLike[str]) -> Features:
         with safe_open(path, "np") as file:
             label = json.loads(file.metadata()["menet"])["label"]
             found = Features(str(label), *(file.get_tensor(name) for name in _ARRAYS))
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise RecordError(f"expected features in {path}: {' '.join(str(error).split())}") from error
     if not (found.labels.ndim == 1 and found.clean.shape == found.adversarial.shape and found.clean.ndim == 2):
         raise RecordError(

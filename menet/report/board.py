@@ -5,6 +5,7 @@ Nothing is typed by hand: the same records give the same bytes, whenever they ar
 
 import html
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,13 +56,13 @@ class Entry:
     @property
     def training(self) -> str:
         """Objective, epochs, images and seed of the training, and its time."""
-        config = self.made.get("config", {})
+        config = self.made.get("config") or {}
         if not config:
             return "not recorded"
         words = [str(config.get("objective", "")), f"{config.get('epochs')} epochs"]
         if config.get("limit"):
             words.append(f"{config['limit']:,} images")
-        if config.get("gradient") or config.get("defense", {}).get("gradient"):
+        if config.get("gradient") or (config.get("defense") or {}).get("gradient"):
             words.append(str(config.get("gradient") or config["defense"]["gradient"]))
         words.append(f"seed {config.get('seed')}")
         if self.made.get("seconds"):
@@ -136,7 +137,7 @@ def _doubts(records: Records) -> list[str]:
     if 1 < draws < FEWEST_DRAWS:  # A deterministic model is scored on one.
         found.append(f"expected at least {FEWEST_DRAWS} draws, got {draws}")
     threat = evaluation.get("threat")
-    if threat:
+    if threat and isinstance(threat["epsilon"], (int, float)):
         beyond = [
             row["index"] for row in records.rows
             if row["perturbation"][threat["norm"]] > threat["epsilon"] * (1 + 1e-4) + 1e-6
@@ -351,9 +352,16 @@ def _made(path: Path) -> dict[str, Any]:
         return {}
     try:
         made = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RecordError(f"{path} is not JSON: {error}") from error
-    return made if isinstance(made, dict) else {}
+    if not isinstance(made, dict):
+        return {}
+    config, seconds = made.get("config") or {}, made.get("seconds") or 0
+    whole = isinstance(config, dict) and isinstance(config.get("defense") or {}, dict)
+    numbers = (seconds, (config.get("limit") or 0) if whole else None)
+    if not all(isinstance(one, (int, float)) and math.isfinite(one) for one in numbers):
+        raise RecordError(f"expected a training's config and seconds in {path}, got {made!r:.80}")
+    return made
 
 
 def _machine(records: Records) -> str:

@@ -2,11 +2,14 @@
 
 import json
 import os
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from menet.errors import RecordError
+from menet.errors import MenetError, RecordError
 from menet.evaluation.certify import LABEL as CERTIFICATE
 from menet.evaluation.records import Records, read_folder
 from menet.evaluation.snapshots import FEATURES_SUFFIX, Features, load_features
@@ -102,6 +105,21 @@ def collect(
     subjects.sort(key=lambda one: order.index(one.name) if one.name in order else len(order))
     picture = folder / RECONSTRUCTION
     return Collection(folder, tuple(subjects), told, picture.read_bytes() if picture.is_file() else None)
+
+
+@contextmanager
+def showing(folder: Path) -> Iterator[None]:
+    """End in one line where records with valid checksums hold what no table or figure can be made of."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        if isinstance(error, MenetError):
+            raise
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise RecordError(
+            f"expected records that menet wrote in {folder}, got some that cannot be shown: "
+            f"{type(error).__name__}: {error!s:.120} ({Path(place.filename).name}:{place.lineno})"
+        ) from error
 
 
 def evaluations_of(folder: Path) -> dict[str, Records]:

@@ -220,7 +220,8 @@ def legend(figure: Figure, place: Axes, columns: int = 1) -> None:
     width, height = figure.get_size_inches()
     # The font is 10 points: a character takes 0.085 inches on average, the line beside it 0.6.
     most = max(12, int((width / columns - 0.6) / 0.085))
-    wrapped = ["\n".join(textwrap.wrap(plain(name), most) or [""]) for name in names]
+    # Escaped after wrapping, which could tear an escape apart.
+    wrapped = [plain("\n".join(textwrap.wrap(name, most))) for name in names]
     figure.legend(handles, wrapped, loc="outside upper left", ncols=columns)
     lines = sum(name.count("\n") + 1 for name in wrapped) / columns
     figure.set_size_inches(width, height + 0.22 * lines)

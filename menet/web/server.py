@@ -17,7 +17,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from menet.web.workers import LANES, MAX_UPLOAD, Refused, Worker
 
@@ -43,6 +43,14 @@ def render(static: dict[str, Any] | None = None) -> str:
     # In a script element only `</` and `<!--` could end the data.
     data = json.dumps(static, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
     return text.replace("{{policy}}", policy).replace("{{static}}", data)
+
+
+def _split(address: str) -> SplitResult:
+    """The parts of an address; one such as `http://[` has none."""
+    try:
+        return urlsplit(address)
+    except ValueError as error:
+        raise Refused(HTTPStatus.BAD_REQUEST, "expected a valid address") from error
 
 
 class Server(ThreadingHTTPServer):
@@ -118,7 +126,7 @@ class Handler(BaseHTTPRequestHandler):
         """The page."""
         try:
             self._check_host()
-            if urlsplit(self.path).path != "/":
+            if _split(self.path).path != "/":
                 raise Refused(HTTPStatus.NOT_FOUND, "there is only one page here")
             self._reply(HTTPStatus.OK, self.server.page, "text/html; charset=utf-8")
         except Refused as refused:
@@ -132,7 +140,7 @@ class Handler(BaseHTTPRequestHandler):
         self.unread = int(length) if length.isdecimal() and len(length) <= 12 else -1
         try:
             self._check_host()
-            action = urlsplit(self.path).path.removeprefix("/api/")
+            action = _split(self.path).path.removeprefix("/api/")
             if action not in LANES or not self.path.startswith("/api/"):
                 raise Refused(HTTPStatus.NOT_FOUND, f"unknown request {self.path[:60]!r}")
             body = self._body(MAX_UPLOAD if action == "upload" else MAX_JSON)
@@ -147,11 +155,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def _check_host(self) -> None:
         """Refuse other sites that lead a visitor's browser here, by another name of this address or a form."""
-        host = urlsplit(f"//{self.headers.get('Host', '')}").hostname
+        host = _split(f"//{self.headers.get('Host', '')}").hostname
         if self.server.loopback and host not in ("localhost", "127.0.0.1", "::1", self.server.server_address[0]):
             raise Refused(HTTPStatus.FORBIDDEN, "this page is for this machine alone; open it by its own address")
         origin = self.headers.get("Origin")
-        if origin is not None and urlsplit(origin).netloc != self.headers.get("Host"):
+        if origin is not None and _split(origin).netloc != self.headers.get("Host"):
             raise Refused(HTTPStatus.FORBIDDEN, "requests from other sites are not answered")
 
     def _body(self, most: int) -> bytes:

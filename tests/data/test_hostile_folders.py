@@ -176,3 +176,12 @@ def test_classes_that_lead_out_of_tiny_imagenet_are_refused(tmp_path: Path, wnid
         file.write(f"{wnid}\n")
     with pytest.raises(DataError, match=r"expected class names like n01443537"):
         tiny_imagenet.read(base, "train")
+
+
+@pytest.mark.parametrize("name", ["val_0\0.JPEG", "../val_0.JPEG", "/etc/passwd", "", ".", ".."])
+def test_images_that_lead_out_of_tiny_imagenet_are_refused(tmp_path: Path, name: str) -> None:
+    base = made_files.tiny_imagenet(tmp_path)
+    annotations = base / "tiny-imagenet-200" / "val" / "val_annotations.txt"
+    annotations.write_text(name + annotations.read_text()[annotations.read_text().index("\t") :])
+    with pytest.raises(DataError, match="line 1 of"):
+        tiny_imagenet.read(base, "test")

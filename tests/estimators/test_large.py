@@ -183,7 +183,13 @@ def test_empty_rows_constant_columns_and_thin_matrices_are_finite():
 def test_bad_input_is_named(without_annotation_checks):
     x, _ = table(6, 5)
     twice = scipy.sparse.coo_array(([1.0, 2.0], ([0, 0], [1, 1])), shape=(3, 3))
+    outside = scipy.sparse.csr_array(np.eye(3))
+    outside.indices = outside.indices + 7
+    backwards = scipy.sparse.csr_array(np.eye(3))
+    backwards.indptr = backwards.indptr[::-1].copy()
     for make, named in (
+        (lambda: complete(outside), "a valid sparse matrix, got one with bad indices"),
+        (lambda: complete(backwards), "a valid sparse matrix, got one with bad indices"),
         (lambda: complete(twice), "each entry once, got a sparse matrix with 1 duplicates"),
         (lambda: complete(x, np.ones((5, 6), bool)), r"expected a mask of shape \(6, 5\), got \(5, 6\)"),
         (lambda: complete(x, shrinkage=0), "expected a finite shrinkage > 0, got 0"),

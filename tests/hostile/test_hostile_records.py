@@ -85,6 +85,47 @@ def test_a_record_with_a_valid_checksum_and_wrong_values_is_named(tmp_path, wron
     assert len(read(path, damaged=True).rows) == 1
 
 
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
+def test_numbers_that_are_none_are_a_damaged_line(tmp_path, number):
+    path = tmp_path / "pgd.rank0.jsonl"
+    text = b'{"index":0,"label":0,"seconds":' + number.encode() + b"}"
+    line = text[:-1] + f',"crc":"{zlib.crc32(text):08x}"}}\n'.encode()
+    path.write_bytes(jsonl.encode(HEADER) + line)
+    with pytest.raises(RecordError, match=r":2 is not JSON"):
+        read(path)
+
+
+@pytest.mark.parametrize("command", ["report", "compare"])
+def test_records_that_cannot_be_shown_are_one_line(tmp_path, command, capsys):
+    evaluation = {
+        **HEADER["evaluation"],
+        "model": {"kind": "Network"},
+        "dataset": {"name": "digits", "split": "test"},
+        "attack": {"kind": "PGD", "restarts": {}, "steps": 3},
+        "gradient": "exact",
+        "seed": 0,
+    }
+    row = {**ROW, "adversarial": {**SCORES, "mean": {"rank": 0}}, "perturbation": {"linf": "far"}}
+    for number in range(3):
+        evaluation["attack"]["restarts"] = [{}, "many", 3][number]
+        line = jsonl.encode({**HEADER, "evaluation": evaluation})
+        (tmp_path / "pgd.rank0.jsonl").write_bytes(line + jsonl.encode(row))
+        assert cli.main([command, str(tmp_path), *([str(tmp_path)] if command == "compare" else [])]) in (0, 2)
+        told = capsys.readouterr().err
+        assert "Traceback" not in told
+
+
+def test_a_name_is_never_a_formula(tmp_path):
+    from menet.report import figures
+    from menet.report.curves import Point, Series
+
+    points = tuple(Point(at, 0.5, 0.4, 0.6) for at in (1.0, 2.0))
+    # Long enough to be wrapped anywhere.
+    for name in ("$x^{$", r"\$x^{\$", "$x^{" * 60, "x" * 47 + "$x^{$" * 20):
+        for draw in (figures.votes, figures.certified, figures.losses):
+            draw([Series(name, points)]).savefig(tmp_path / "figure.png")
+
+
 def test_deep_json_is_a_damaged_line(tmp_path):
     path = tmp_path / "pgd.rank0.jsonl"
     deep = b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
@@ -92,6 +133,17 @@ def test_deep_json_is_a_damaged_line(tmp_path):
     path.write_bytes(jsonl.encode(HEADER) + line)
     with pytest.raises(RecordError, match=r":2 is not JSON"):
         read(path)
+
+
+def test_deep_json_elsewhere_is_no_traceback(tmp_path):
+    from menet.commands.train import json_object
+    from menet.data.published import _read_json
+
+    file = tmp_path / "origin.json"
+    file.write_bytes(b"[" * 100_000)
+    assert _read_json(file) == {}
+    with pytest.raises(ConfigurationError, match="expected a JSON object for --settings"):
+        json_object("[" * 100_000)
 
 
 def test_html_in_names_does_not_reach_markdown(tmp_path):

@@ -50,7 +50,7 @@ def records(seed: int = 0, label: str = "pgd", count: int = 9, epsilon: float = 
             "name": "mnist",
             "split": "test",
             "classes": CLASSES,
-            "class_names": None,
+            "class_names": [str(number) for number in range(CLASSES)],
             "shape": [1, 2, 2],
         },
         "attack": {"kind": "PGD", "steps": 40, "eot": 10},

@@ -143,6 +143,101 @@ def test_a_bomb_is_refused_before_it_unpacks(tmp_path, monkeypatch):
         read_results(tmp_path / "empty")
 
 
+def forged(path, header=lambda header: None, **columns):
+    """A file of results with valid checksums and wrong values."""
+    found = results._columns(records())
+    content = json.loads(found["header"].tobytes())
+    header(content["header"])
+    found |= {"header": np.frombuffer(json.dumps(content).encode(), np.uint8), **columns}
+    with path.open("wb") as file:
+        np.savez_compressed(file, **{name: column for name, column in found.items() if column is not None})
+    return path
+
+
+class Pickled:
+    def __reduce__(self):
+        return print, ("code of a stranger",)
+
+
+def without(name, inner=None):
+    def change(header):
+        del (header["evaluation"] if inner is None else header["evaluation"][name])[inner or name]
+
+    return change
+
+
+def with_value(value, *names):
+    def change(header):
+        for name in names[:-1]:
+            header = header[name]
+        header[names[-1]] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"index": np.array([Pickled()] * 9, object)},
+        {"clean.counts": np.full((9, 12), 2**32 - 1, np.uint32)},
+        {"adversarial.counts": np.full((9, 12), np.nan)},
+        {"clean.first": np.full(9, 50, np.int32)},
+        {"clean.first_rank": np.full(9, -3, np.int32)},
+        {"index": np.full(9, 4, np.int32)},
+        {"index": np.arange(9, dtype=np.int32) + 10**6},
+        {"label": np.array(["0"] * 9)},
+        {"label": np.zeros(9)},
+        {"queries": np.full(9, 0.5)},
+        {"perturbation.linf": None},
+        {"member": np.full(9, 200, np.uint8)},
+        {"restarts": np.zeros((9, 2), "S0")},
+        {"header": with_value(10**12, "evaluation", "stop")},
+        {"header": with_value("linf", "evaluation", "threat")},
+        {"header": with_value("l7", "evaluation", "threat", "norm")},
+        {"header": with_value(float("nan"), "evaluation", "threat", "epsilon")},
+        {"header": with_value({}, "evaluation")},
+        {"header": with_value([], "made")},
+        {"header": without("attack")},
+        {"header": without("attack", "kind")},
+        {"header": without("scoring", "draws")},
+        {"header": without("dataset", "split")},
+        {"header": without("model")},
+        {"header": without("seed")},
+    ],
+)
+def test_wrong_values_with_valid_checksums_are_refused(tmp_path, wrong, capsys):
+    with pytest.raises(RecordError, match=r"a\.npz"):
+        read_result(forged(tmp_path / "a.npz", **wrong))
+    assert capsys.readouterr().out == ""
+
+
+def test_nothing_of_many_is_not_listed(tmp_path):
+    """Text of no characters: 10¹² of them take no bytes in the file."""
+    path = tmp_path / "a.npz"
+    npy = io.BytesIO()
+    np.lib.format.write_array_header_1_0(npy, {"descr": "|S0", "fortran_order": False, "shape": (10**12,)})
+    huge = io.BytesIO()
+    np.lib.format.write_array_header_1_0(huge, {"descr": "<i8", "fortran_order": False, "shape": (10**14,)})
+    for content in (npy.getvalue(), huge.getvalue()):
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, column in results._columns(records()).items():
+                plain = io.BytesIO()
+                np.save(plain, column)
+                archive.writestr(f"{name}.npy", plain.getvalue() if name == "header" else content)
+        with pytest.raises(RecordError, match=r"a\.npz is not a file of results"):
+            read_result(path)
+
+
+@pytest.mark.parametrize(
+    "made", [b"[" * 10**5, b"\xff", b'{"seconds": "long"}', b'{"config": 3}', b'{"config": {"limit": [3]}}']
+)
+def test_a_training_that_cannot_be_read_is_one_line(tmp_path, made):
+    publish("mnist/a", {"pgd": records()}, {"config": {"epochs": 1}}, tmp_path)
+    (tmp_path / "mnist/a/model.json").write_bytes(made)
+    with pytest.raises(RecordError, match=r"model\.json"):
+        write_board(tmp_path)
+
+
 def reviewed(tmp_path, change=lambda one: None, made=None):
     """The objections to a line of the board in which something was changed."""
     good = records(label="standard", count=200)

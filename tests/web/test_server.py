@@ -82,6 +82,9 @@ def test_answers_come_back(server: Server) -> None:
     [
         (404, "/api/unknown", {}, {}),
         (404, "/reconstruct", {}, {}),
+        (400, "//[", {}, {}),
+        (400, "/api/reconstruct", {}, {"Host": "["}),
+        (400, "/api/reconstruct", {}, {"Origin": "http://["}),
         (400, "/api/reconstruct", b"not JSON", {}),
         (400, "/api/reconstruct", b"[" * 100_000, {}),
         (400, "/api/reconstruct", b"[1]", {}),
