@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from menet.commands.options import Data, Device, MaxBatch, Root, Run, Seed, Side, Split
 from menet.commands.output import Csv, Json, Latex, Output, printing
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Certify:
-    """Certify the majority vote of a ME-Net: no perturbation of so many pixels can change it.
+    """Certify the vote of a ME-Net, or of a network of experts: no perturbation of so many pixels can change it.
 
     The certificate bounds the number of perturbed pixels (an l0 threat model). It is strong if few pixels are
     observed (small p) and empty for p >= 0.5. Prints and draws the certified accuracy by pixels. Safe to
@@ -22,6 +22,8 @@ class Certify:
       menet train mnist --defense me-net --mask pixels --encoding ablation --p 0.05 --model mlp --out runs/few
       menet certify runs/few --estimation 10000
       menet certify runs/few --partitions 20            without randomness: no alpha, no abstention
+      menet train mnist --recipe cores --model experts-3x25 --epochs 20 --out runs/experts
+      menet certify runs/experts                        each expert sees one cell: the largest radii
     """
 
     run: Run
@@ -44,7 +46,12 @@ class Certify:
     """One past the last example; a number larger than the dataset means all."""
 
     partitions: int | None = None
-    """Certify by the votes on every cell of so many partitions into 1/p cells, in place of random draws."""
+    """Certify by the votes on every cell of so many partitions into 1/p cells, in place of random draws. Experts
+    have partitions of their own."""
+
+    decision: Literal["pairwise", "plurality"] = "pairwise"
+    """How votes decide. pairwise: the class that most votes rank above any other one; plurality: the most first
+    choices."""
 
     selection: int = 100
     """Random draws that choose the class."""
@@ -84,16 +91,21 @@ class Certify:
         from menet.errors import ConfigurationError
         from menet.evaluation import CertificateSettings, Worker, certify
         from menet.evaluation.certify import certificate_summary
+        from menet.models import Network
         from menet.report.collect import Subject
         from menet.report.tables import certificates
 
         device = device_of(self.device)
         model, source = model_of(self.run)
-        if not isinstance(model, MENet):
+        experts = isinstance(model, Network) and model.partitions is not None
+        if not isinstance(model, MENet) and not experts:
             raise ConfigurationError(
-                f"expected a ME-Net, as certificates need one, got a {type(model).__name__} in {self.run}"
+                "expected a ME-Net or a network of experts, as certificates need one, got a "
+                f"{type(model).__name__} in {self.run}"
             )
         if self.p is not None:
+            if not isinstance(model, MENet):
+                raise ConfigurationError(f"expected no p, since experts have cells of their own, got {self.p}")
             observed = MENet.from_settings(model.classifier, {**model.settings(), "p": self.p})
             assert isinstance(observed, MENet)
             model = observed.eval()
@@ -108,6 +120,7 @@ class Certify:
             looks=self.looks,
             alpha=self.alpha,
             partitions=self.partitions,
+            decision=self.decision,
             seed=self.seed,
             max_batch=self.max_batch,
         )
@@ -128,14 +141,15 @@ class Certify:
             if found.median_radius >= 0
             else f"clean accuracy of the vote {found.vote.value:.1%}; fewer than half of the votes are certified"
         )
-        cost = f"{found.draws:,.0f} forward passes and {found.seconds:.3g} seconds for an example"
-        if self.partitions is None:
+        cost = f"{found.draws:,.0f} votes and {found.seconds:.3g} seconds for an example"
+        if records.evaluation["partitions"] is None:
             print(
                 f"{found.abstentions} abstentions; each certificate is wrong with probability <= {self.alpha:g}; "
                 f"{cost}"
             )
         else:
             print(f"deterministic: no probability of error, no abstention; {cost}")
+            print(f"median side of a square patch, anywhere, that cannot change the vote: {found.median_patch}")
         drawn = _draw(subject, folder)
         print(f"records: {folder}" + (f"; curve: {drawn}" if drawn else ""))
         return 0

@@ -10,6 +10,7 @@ from torch import nn
 from menet.errors import ConfigurationError
 from menet.models.compact import Compact
 from menet.models.densenet import DenseNet
+from menet.models.experts import Experts, GroupedLinear
 from menet.models.lenet import MLP, LeNet
 from menet.models.network import Architecture, Body, Network
 from menet.models.resnet import ResNet, Small
@@ -24,6 +25,10 @@ NETWORKS: dict[str, Callable[[int, int], Body]] = {
     "compact": lambda channels, side: Compact(channels, side),
     "small": lambda channels, side: Small(channels),
     "mlp": lambda channels, side: MLP(channels, side),
+    "experts-1x25": lambda channels, side: Experts(channels, side, partitions=1, cells=25),
+    "experts-3x25": lambda channels, side: Experts(channels, side, partitions=3, cells=25),
+    "experts-1x49": lambda channels, side: Experts(channels, side, partitions=1, cells=49),
+    "experts-3x49": lambda channels, side: Experts(channels, side, partitions=3, cells=49),
 }
 
 MIN_SIDE = 8  # DenseNet halves three times
@@ -125,6 +130,10 @@ def initialize(module: nn.Module, generator: torch.Generator | None = None) -> N
             nn.init.uniform_(layer.weight, -bound, bound, generator=generator)
             if layer.bias is not None:
                 nn.init.uniform_(layer.bias, -bound, bound, generator=generator)
+        elif isinstance(layer, GroupedLinear):
+            # Without batch normalization the usual gain of a ReLU (He et al. 2015) keeps activations in size.
+            nn.init.normal_(layer.weight, 0, math.sqrt(2 / layer.weight.shape[1]), generator=generator)
+            nn.init.zeros_(layer.bias)
         elif isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
             layer.reset_parameters()
         elif list(layer.parameters(recurse=False)):
