@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from menet.commands.options import Data, Device, MaxBatch, Root, Run, Seed, Side, Split
 from menet.commands.output import Csv, Json, Latex, Output, printing
@@ -22,7 +22,7 @@ class Certify:
       menet train mnist --defense me-net --mask pixels --encoding ablation --p 0.05 --model mlp --out runs/few
       menet certify runs/few --estimation 10000
       menet certify runs/few --partitions 20            without randomness: no alpha, no abstention
-      menet train mnist --recipe cores --model experts-3x25 --epochs 20 --out runs/experts
+      menet train mnist --recipe certificate --out runs/experts
       menet certify runs/experts                        each expert sees one cell: the largest radii
     """
 
@@ -64,6 +64,10 @@ class Certify:
 
     alpha: float = 0.001
     """Probability that a certificate by random draws is wrong."""
+
+    sandwich: int = 0
+    """With partitions: attack so many of the examples with l0 attacks, and report how far they stay above the
+    certificate."""
 
     batch_size: int | None = None
     """Examples between two writes: at most this many are lost if the command is killed.
@@ -150,9 +154,34 @@ class Certify:
         else:
             print(f"deterministic: no probability of error, no abstention; {cost}")
             print(f"median side of a square patch, anywhere, that cannot change the vote: {found.median_patch}")
+        if self.sandwich:
+            self._attack(model, dataset, records, settings, out)
         drawn = _draw(subject, folder)
         print(f"records: {folder}" + (f"; curve: {drawn}" if drawn else ""))
         return 0
+
+
+    def _attack(self, model: Any, dataset: Any, records: Any, settings: Any, out: Output) -> None:
+        """Attack some of the certified examples: what is found must be above each certificate."""
+        import torch
+
+        from menet.errors import ConfigurationError, MenetError
+        from menet.evaluation.certify import fewest_pixels, public_partitions
+
+        partitions = public_partitions(model, dataset.images.shape[2:], settings)
+        if partitions is None or self.decision != "pairwise":
+            raise ConfigurationError("expected partitions and pairwise votes with --sandwich, got others")
+        rows = [row for row in records.rows if row["prediction"] == row["label"]][: self.sandwich]
+        images, _ = dataset.batch(torch.tensor([row["index"] for row in rows]))
+        prediction = torch.tensor([row["prediction"] for row in rows])
+        attacked = fewest_pixels(model, images.to(self.device), prediction, partitions, seed=self.seed).tolist()
+        pairs = [(row["radius"], pixels) for row, pixels in zip(rows, attacked, strict=True) if pixels]
+        if any(radius >= pixels for radius, pixels in pairs):
+            raise MenetError("an attack succeeded within a certified radius: the certificate is wrong")
+        out.value(sandwich=[[row["radius"], pixels] for row, pixels in zip(rows, attacked, strict=True)])
+        found = sorted(pixels - radius for radius, pixels in pairs)
+        gap = f"{found[len(found) // 2]} pixels above the radius (the median)" if found else "none"
+        print(f"l0 attacks turned {len(pairs)} of {len(rows)} correct votes, none within its radius: {gap}")
 
 
 def _draw(subject: "Subject", folder: Path) -> Path | None:

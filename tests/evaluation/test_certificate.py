@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from menet.attacks import RandomSearch, ThreatModel
 from menet.defense import MENet
 from menet.errors import ConfigurationError
 from menet.estimators import USVT, MaskOnly, NuclearNorm, SoftImpute, TubalNuclearNorm
@@ -18,8 +17,10 @@ from menet.evaluation import CertificateSettings, Worker, certified_accuracies, 
 from menet.evaluation.accuracy import lower_bound
 from menet.evaluation.certify import (
     Bounds,
+    PartitionVote,
     certificate_summary,
     certificates,
+    fewest_pixels,
     first_choices,
     leads,
     observation,
@@ -582,6 +583,11 @@ def test_partition_certificates_of_a_network_hold_for_every_value_on_a_grid():
     assert attacked > 100
 
 
+def timeless(records) -> list[dict]:
+    """The rows without what depends on the machine's speed."""
+    return [{name: row[name] for name in row if not name.endswith("seconds")} for row in records.rows]
+
+
 @pytest.fixture(scope="module")
 def sparse():
     """A ME-Net that sees one pixel in ten."""
@@ -619,7 +625,7 @@ def test_certificates_of_a_dataset_are_rows_that_continue_and_merge(sparse, digi
     for rank in (0, 1):
         certify(sparse, digits, tmp_path / "two", settings, worker=Worker(rank, 2))
     both = read(*shards(tmp_path / "two", "certificate"))
-    assert [{**row, "seconds": 0} for row in both.rows] == [{**row, "seconds": 0} for row in alone.rows]
+    assert timeless(both) == timeless(alone)
     assert len(alone.rows) == 12
     assert len({seed for row in alone.rows for seed in row["seeds"].values()}) == 6
     accuracies = certified_accuracies(alone)
@@ -642,7 +648,7 @@ def test_certificates_by_partitions_are_rows_too(sparse, digits, tmp_path):
     for rank in (0, 1):
         certify(sparse, digits, tmp_path / "two", settings, worker=Worker(rank, 2))
     both = read(*shards(tmp_path / "two", "certificate"))
-    assert [{**row, "seconds": 0} for row in both.rows] == [{**row, "seconds": 0} for row in alone.rows]
+    assert timeless(both) == timeless(alone)
     assert alone.evaluation["cells"] == 10
     assert all(sum(row["counts"]) == 20 and row["radius"] >= 0 for row in alone.rows)
     assert certificate_summary(alone).draws == 20
@@ -668,8 +674,6 @@ def test_experts_are_certified_by_their_own_partitions(digits, tmp_path):
         certify(network, digits, tmp_path / "other", CertificateSettings(stop=6, partitions=4))
     with pytest.raises(ConfigurationError, match="draws fresh masks, or a network of experts"):
         certify(build("lenet", like=digits), digits, tmp_path / "none", CertificateSettings(stop=6))
-    with pytest.raises(ConfigurationError, match="unknown decision 'borda'"):
-        CertificateSettings(decision="borda")
 
 
 def test_a_model_in_training_mode_is_certified_and_left_as_it_was(sparse, digits, tmp_path):
@@ -680,7 +684,7 @@ def test_a_model_in_training_mode_is_certified_and_left_as_it_was(sparse, digits
     found = certify(sparse, digits, tmp_path / "train", settings)
     assert all(module.training for module in sparse.modules())
     sparse.eval()
-    assert [{**row, "seconds": 0} for row in found.rows] == [{**row, "seconds": 0} for row in expected.rows]
+    assert timeless(found) == timeless(expected)
 
 
 def test_models_without_fresh_masks_are_refused(sparse, some):
@@ -697,30 +701,20 @@ def test_models_without_fresh_masks_are_refused(sparse, some):
         CertificateSettings(alpha=0.7)
 
 
-def sandwich() -> tuple[Tensor, Tensor]:
-    """For each image the certified radius, and the fewest pixels with which an l0 attack turned the vote."""
+def test_no_attack_turns_what_is_certified():
     random = torch.Generator().manual_seed(3)
     layout = partitions(4, 12, (5, 5), random)
     model = MENet(Tiny(2 * 25, seed=1), p=1 / 12, mask="cells", encoding="ablation").eval()
     images = torch.rand(24, 1, 5, 5, generator=random)
     found = partition_certificates(model, images, layout)
-
-    def votes(batch: Tensor) -> Tensor:
-        return partition_certificates(model, batch, layout).counts.float()
-
-    attacked = torch.full((len(images),), 26)
-    for pixels in range(6, 0, -1):
-        search = RandomSearch(threat=ThreatModel("l0", pixels), proposals=60)
-        result = search(votes, images, found.prediction, generator=torch.Generator().manual_seed(pixels))
-        turned = votes(result.images).argmax(1) != found.prediction
-        attacked[turned] = pixels
-    return found.radius, attacked
-
-
-def test_no_attack_turns_what_is_certified():
-    certified, attacked = sandwich()
-    assert (certified < attacked).all()
+    scores = PartitionVote(model, layout)(images)
+    certified = found.radius
+    assert ((scores.amax(1) > 0) | (certified == 0)).all()
+    assert (scores.argmax(1) == found.prediction)[scores.amax(1) > 0].all()
+    attacked = fewest_pixels(model, images, found.prediction, layout, proposals=40)
+    turned = attacked > 0
+    assert turned.float().mean() > 0.8, "an attack that finds nothing shows nothing"
+    assert (certified < attacked)[turned].all()
     assert (certified > 0).any()
-    assert (attacked < 26).any(), "an attack that finds nothing shows nothing"
     # The gap is small enough that a certificate one or two pixels too large would be caught.
-    assert not (certified + 2 < attacked).all()
+    assert (certified + 2 >= attacked)[turned].any()
