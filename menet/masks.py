@@ -117,6 +117,7 @@ def _lattices(cells: int) -> tuple[tuple[int, int, int], ...]:
 
     The lattice has the points (step, skew) and (0, period) as a basis (rows, columns), its Hermite normal form.
     """
+
     def apart(step: int, skew: int, period: int) -> int:
         """The squared length of the shortest vector of the lattice."""
         shortest = period**2
@@ -132,6 +133,15 @@ def _lattices(cells: int) -> tuple[tuple[int, int, int], ...]:
         for skew in range(cells // step)
     ]
     return tuple(sorted(every, key=lambda one: (-apart(*one), one)))
+
+
+def lines(shape: tuple[int, int]) -> Int[Tensor, "2 h w"]:
+    """Two partitions of a square image's pixels, into columns and into rows: a w×w patch reaches w cells of each."""
+    height, width = shape
+    if height != width:
+        raise ConfigurationError(f"expected a square image, got {height}×{width}")
+    columns = torch.arange(width).expand(height, width)
+    return torch.stack([columns, columns.T])
 
 
 def random_cells(

@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
 
+from menet import masks
 from menet.errors import ConfigurationError
 from menet.models.compact import Compact
 from menet.models.densenet import DenseNet
@@ -25,10 +27,11 @@ NETWORKS: dict[str, Callable[[int, int], Body]] = {
     "compact": lambda channels, side: Compact(channels, side),
     "small": lambda channels, side: Small(channels),
     "mlp": lambda channels, side: MLP(channels, side),
-    "experts-1x25": lambda channels, side: Experts(channels, side, partitions=1, cells=25),
-    "experts-3x25": lambda channels, side: Experts(channels, side, partitions=3, cells=25),
-    "experts-1x49": lambda channels, side: Experts(channels, side, partitions=1, cells=49),
-    "experts-3x49": lambda channels, side: Experts(channels, side, partitions=3, cells=49),
+    "experts-1x25": lambda channels, side: Experts(channels, side, partial(masks.lattices, 1, 25)),
+    "experts-3x25": lambda channels, side: Experts(channels, side, partial(masks.lattices, 3, 25)),
+    "experts-1x49": lambda channels, side: Experts(channels, side, partial(masks.lattices, 1, 49)),
+    "experts-3x49": lambda channels, side: Experts(channels, side, partial(masks.lattices, 3, 49)),
+    "experts-lines": lambda channels, side: Experts(channels, side, masks.lines),
 }
 
 MIN_SIDE = 8  # DenseNet halves three times
