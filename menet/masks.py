@@ -101,8 +101,8 @@ def lattices(count: int, cells: int, shape: tuple[int, int]) -> Int[Tensor, "cou
     found = _lattices(cells)
     if not 1 <= count <= len(found) or not 1 <= cells <= height * width:
         raise ConfigurationError(
-            f"expected 1 <= cells <= {height * width}, the pixels, and 1 <= count <= {len(found)}, the lattices of "
-            f"{cells} cells, got {cells} and {count}"
+            f"expected 1 <= cells <= {height * width}, the pixels, and 1 <= count <= {len(found)}, the lattices "
+            f"of {cells} cells, got {cells} and {count}"
         )
     rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
     layers = [
@@ -136,7 +136,7 @@ def _lattices(cells: int) -> tuple[tuple[int, int, int], ...]:
 
 
 def lines(shape: tuple[int, int]) -> Int[Tensor, "2 h w"]:
-    """Two partitions of a square image's pixels, into columns and into rows: a w×w patch reaches w cells of each."""
+    """Two partitions of a square image, into columns and into rows: a w×w patch reaches w cells of each."""
     height, width = shape
     if height != width:
         raise ConfigurationError(f"expected a square image, got {height}×{width}")

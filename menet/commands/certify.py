@@ -80,7 +80,8 @@ class Certify:
     device: Device = "cpu"
 
     out: Path | None = None
-    """Folder for records and curve. Default: RUN/certificate, with -P and -partitions for these options."""
+    """Folder for records and curve. Default: RUN/certificate, with -P, -partitions and -plurality for these
+    options."""
 
     json: Json = False
 
@@ -129,7 +130,10 @@ class Certify:
             max_batch=self.max_batch,
         )
         name = "certificate" + ("" if self.p is None else f"-{self.p:g}")
-        folder = self.out or default_folder(self.run, name + ("" if self.partitions is None else "-partitions"))
+        name += ("" if self.partitions is None else "-partitions") + f"-{self.decision}" * (
+            self.decision != "pairwise"
+        )
+        folder = self.out or default_folder(self.run, name)
         worker = Worker.from_environment()
         records = certify(model, dataset, folder, settings, source=source, device=device, worker=worker)
         if records.missing:
@@ -159,7 +163,6 @@ class Certify:
         drawn = _draw(subject, folder)
         print(f"records: {folder}" + (f"; curve: {drawn}" if drawn else ""))
         return 0
-
 
     def _attack(self, model: Any, dataset: Any, records: Any, settings: Any, out: Output) -> None:
         """Attack some of the certified examples: what is found must be above each certificate."""

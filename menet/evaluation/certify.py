@@ -5,59 +5,61 @@ with zeros first, and an ablation shows nothing else. Let an adversary perturb �
 shows none of them leads to the same prediction as before; what the others lead to is the adversary's choice.
 
 **The decision.** Each mask casts a vote: the ranking of the classes by its logits. By `plurality` a vote counts
-for its first class, and the class with the most wins. By `pairwise` votes A beats B if more than half of all votes
-rank A strictly above B, and the class that beats every other one wins, the Condorcet winner; there is at most one.
-Where there is none, the answer is the class whose narrowest majority is the widest, and nothing is certified. Two
-rules are two classifiers: a certificate is about one of them, and so are its records.
+for its first class, and the class with the most wins. By `pairwise` votes A beats B if more than half of all
+votes rank A strictly above B, and the class that beats every other one wins, the Condorcet winner; there is at
+most one. Where there is none, the answer is the class whose narrowest majority is the widest, and nothing is
+certified. Two rules are two classifiers: a certificate is about one of them, and so are its records.
 
 **Random masks.** A mask shows each entry with probability p, independently, so it shows a perturbed one with
 probability Δ = 1 − (1−p)^(kρ), where k is the number of independently masked entries of a pixel: 1 where whole
-pixels are masked, else the number of channels. An event that has probability q over the masks has at least q − Δ
-and at most q + Δ after the perturbation, since all but a probability Δ of the masks show none of it.
+pixels are masked, else the number of channels. An event that has probability q over the masks has at least q −
+Δ and at most q + Δ after the perturbation, since all but a probability Δ of the masks show none of it.
 
 By plurality: let p_C be the probability that a mask leads to class C, and A the class that most lead to. Then
 
     p'_A ≥ p_A − Δ,    and likewise    p'_B ≤ p_B + Δ    for every other class B.
 
-So the vote remains A if p_A − p_B > 2Δ for every B: the runner-up bound. With p_B ≤ 1 − p_A alone, this is
-p_A − Δ > 1/2, the bound of Levine & Feizi (2020). It is tight: nothing more follows from p_A and p_B, since A may
+So the vote remains A if p_A − p_B > 2Δ for every B: the runner-up bound. With p_B ≤ 1 − p_A alone, this is p_A
+− Δ > 1/2, the bound of Levine & Feizi (2020). It is tight: nothing more follows from p_A and p_B, since A may
 win precisely under the masks that show a perturbed entry, and all of these may turn to B.
 
 By pairwise votes: let p(A≻B) be the probability that a mask ranks A above B. A remains the winner if
 
     p(A≻B) − Δ > 1/2    for every other class B.
 
-Whoever ranks A first ranks A above B, so p(A≻B) ≥ p_A, and this is never worse than p_A − Δ > 1/2. Let t_A be the
-probability that a mask leads to a third class and ranks A above B, and t_B that of the other masks that lead to a
-third class. Then p(A≻B) = p_A + t_A and 1 − p(A≻B) = p_B + t_B, so the condition reads p_A − p_B + t_A − t_B > 2Δ:
-better than the runner-up bound where votes for third classes prefer A, as they mostly do where A is right.
+Whoever ranks A first ranks A above B, so p(A≻B) ≥ p_A, and this is never worse than p_A − Δ > 1/2. Let t_A be
+the probability that a mask leads to a third class and ranks A above B, and t_B that of the other masks that
+lead to a third class. Then p(A≻B) = p_A + t_A and 1 − p(A≻B) = p_B + t_B, so the condition reads p_A − p_B +
+t_A − t_B > 2Δ: better than the runner-up bound where votes for third classes prefer A, as they mostly do where
+A is right.
 
 The probabilities are unknown, but bounded by Clopper–Pearson. Selection draws choose A and, for plurality, a
-grouping of the other classes; estimation draws, independent of these (Cohen et al. 2019), bound p_A from below and
-each group from above, whose probability is at least that of each class in it; or p(A≻B) from below for each B. Let
-there be M bounds, and J looks at the draws, in each of which an example may stop. The bounds of look j are each
-wrong with probability at most α_j / M, where α_1 + … + α_J = α. Hence all bounds hold together, at all looks, with
-probability at least 1 − α, whenever the draws stop and however that was decided; the best of each is used. Where no
-class is ahead, the certificate abstains. It is about the vote over all masks.
+grouping of the other classes; estimation draws, independent of these (Cohen et al. 2019), bound p_A from below
+and each group from above, whose probability is at least that of each class in it; or p(A≻B) from below for each
+B. Let there be M bounds, and J looks at the draws, in each of which an example may stop. The bounds of look j
+are each wrong with probability at most α_j / M, where α_1 + … + α_J = α. Hence all bounds hold together, at all
+looks, with probability at least 1 − α, whenever the draws stop and however that was decided; the best of each
+is used. Where no class is ahead, the certificate abstains. It is about the vote over all masks.
 
 **Partitions.** The pixels are divided into T cells, in R public ways; the classifier votes once on each of the
-R·T cells, so nothing is random and nothing is estimated. A perturbed pixel i lies in one cell of each partition.
-Let N be the lead of A over another class B, u_B(cell) how much the cell can narrow it by a vote of the adversary's
-choice, and w_B(i) the sum of u_B over the R cells in which i lies. Perturbing a set S narrows the lead by at most
-the sum of w_B(i) over S (a cell that holds two pixels of S is counted twice), hence by at most the sum of the ρ
-largest. The vote remains A if for every B
+R·T cells, so nothing is random and nothing is estimated. A perturbed pixel i lies in one cell of each
+partition. Let N be the lead of A over another class B, u_B(cell) how much the cell can narrow it by a vote of
+the adversary's choice, and w_B(i) the sum of u_B over the R cells in which i lies. Perturbing a set S narrows
+the lead by at most the sum of w_B(i) over S (a cell that holds two pixels of S is counted twice), hence by at
+most the sum of the ρ largest. The vote remains A if for every B
 
     N > the sum of the ρ largest w_B(i).
 
-By plurality N = N_A − N_B, the difference of their votes. A cell that voted A can turn to B, so u_B = 2; one that
-voted for a third class has u_B = 1; one that voted B has 0. By pairwise votes N is the number of cells that rank A
-above B less that of the others, and u_B = 2 for the former and 0 for the latter: they can do no further harm.
-Since w_B(i) ≤ 2R, either holds whenever N > 2ρR; with R = 1 and plurality this is the bound of Hammoudeh & Lowd
-(2023). A tie after the perturbation counts as a changed vote. There is no probability of error and no abstention.
+By plurality N = N_A − N_B, the difference of their votes. A cell that voted A can turn to B, so u_B = 2; one
+that voted for a third class has u_B = 1; one that voted B has 0. By pairwise votes N is the number of cells
+that rank A above B less that of the others, and u_B = 2 for the former and 0 for the latter: they can do no
+further harm. Since w_B(i) ≤ 2R, either holds whenever N > 2ρR; with R = 1 and plurality this is the bound of
+Hammoudeh & Lowd (2023). A tie after the perturbation counts as a changed vote. There is no probability of error
+and no abstention.
 
-**Patches.** An adversary who perturbs all pixels of a w×w square reaches, for each place of the square, the cells
-that have a pixel in it, each once. The vote remains A if N exceeds the sum of u_B over these cells, for every
-place and every B. There are few places, so the bound is computed for each of them.
+**Patches.** An adversary who perturbs all pixels of a w×w square reaches, for each place of the square, the
+cells that have a pixel in it, each once. The vote remains A if N exceeds the sum of u_B over these cells, for
+every place and every B. There are few places, so the bound is computed for each of them.
 """
 
 import math
@@ -232,8 +234,8 @@ class Certificates:
     counts: Int[Tensor, "b classes"]
     """Estimation draws, or cells, that rank each class first."""
     lower_bound: Float[Tensor, " b"]
-    """Of the probability that a mask chooses the prediction, or (pairwise) ranks it above any one of the others; of
-    partitions the fraction of the cells that do."""
+    """Of the probability that a mask chooses the prediction, or (pairwise) ranks it above any one of the others;
+    of partitions the fraction of the cells that do."""
     runner_up: Float[Tensor, " b"]
     """Upper bound of the probability of every other class, or (pairwise) that it is ranked at least as high; of
     partitions the fraction for the second."""
@@ -373,7 +375,9 @@ def pairwise_winner(votes: Int[Tensor, "b classes classes"]) -> Int[Tensor, " b"
     return torch.where(level, first_choices(votes), -1).argmax(1)
 
 
-def _beaten_by(prediction: Int[Tensor, " b"], votes: Int[Tensor, "b classes classes"]) -> Int[Tensor, "b classes"]:
+def _beaten_by(
+    prediction: Int[Tensor, " b"], votes: Int[Tensor, "b classes classes"]
+) -> Int[Tensor, "b classes"]:
     beaten = votes[torch.arange(len(votes)), prediction]
     return beaten.scatter(1, prediction[:, None], 0)
 
@@ -391,8 +395,8 @@ def partition_certificates(
 ) -> Certificates:
     """Certify a batch by the votes on each cell of each partition, in evaluation mode.
 
-    Entry (r, i, j) of `partitions` is the cell of pixel (i, j) in partition r, counted from 0. The model is a ME-Net,
-    or a network of experts, whose own partitions these must be.
+    Entry (r, i, j) of `partitions` is the cell of pixel (i, j) in partition r, counted from 0. The model is a
+    ME-Net, or a network of experts, whose own partitions these must be.
     """
     cells = int(partitions.max()) + 1
     with evaluation_mode(model), torch.no_grad():
@@ -421,7 +425,10 @@ def partition_certificates(
 
 
 def cell_logits(
-    model: nn.Module, images: Float[Tensor, "b c h w"], partitions: Int[Tensor, "r h w"], max_batch: int = MAX_BATCH
+    model: nn.Module,
+    images: Float[Tensor, "b c h w"],
+    partitions: Int[Tensor, "r h w"],
+    max_batch: int = MAX_BATCH,
 ) -> Float[Tensor, "b cells classes"]:
     """The logits of a model that sees one cell at a time, partition by partition."""
     if isinstance(model, Network):
@@ -493,9 +500,9 @@ def patch_side(
 class PartitionVote(nn.Module):
     """The pairwise decision over partitions as a deterministic classifier, for attacks on it.
 
-    The score of a class is its narrowest majority: the smallest fraction of cells that rank it above another class,
-    less a half; it is positive for the winner alone. Gradients are those of the same fractions with sigmoids of
-    the differences of logits in place of steps: votes have none.
+    The score of a class is its narrowest majority: the smallest fraction of cells that rank it above another
+    class, less a half; it is positive for the winner alone. Gradients are those of the same fractions with
+    sigmoids of the differences of logits in place of steps: votes have none.
     """
 
     def __init__(self, model: nn.Module, partitions: Int[Tensor, "r h w"], max_batch: int = MAX_BATCH) -> None:
@@ -535,7 +542,10 @@ def fewest_pixels(
     for budget in BUDGETS:
         left = (found == 0).nonzero()[:, 0]
         threat = ThreatModel("l0", budget)
-        for attack in (PGD(threat=threat, steps=20, loss=MARGIN), RandomSearch(threat=threat, proposals=proposals)):
+        for attack in (
+            PGD(threat=threat, steps=20, loss=MARGIN),
+            RandomSearch(threat=threat, proposals=proposals),
+        ):
             if not len(left):
                 break
             generator = torch.Generator().manual_seed(batch_seed(seed, "attack", LABEL, budget))

@@ -24,7 +24,6 @@ from menet.attacks import Margin
 from menet.attacks.eot import MAX_BATCH
 from menet.defense import MENet
 from menet.distributed import Worker
-from menet.errors import ConfigurationError
 from menet.evaluation import (
     CertificateSettings,
     EvaluationSettings,

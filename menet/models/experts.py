@@ -17,8 +17,8 @@ class Experts(Body):
 
     `layout` gives the cell of each pixel of an image of that shape, in each partition (`masks.lattices`). An
     expert's vector depends on the pixels of its cell alone, which is what a certificate by partitions rests on
-    (Hammoudeh & Lowd 2023 train an ensemble for it). All experts are computed together, as batched products: every
-    step of training shows each of them each image. It only takes images of the side it was built for.
+    (Hammoudeh & Lowd 2023 train an ensemble for it). All experts are computed together, as batched products:
+    every step of training shows each of them each image. It only takes images of the side it was built for.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Recipes: functions that return a `TrainingConfig`. Change one with `dataclasses.replace`.
 
 Those named `paper_…` are Appendix B of the paper. The `cores_…` are robust training within 2.5 hours on two cores
-(MNIST: one hour), with the same time for every objective, so that their results compare with each other. Those for
-certificates are networks of experts, in minutes of one core. The rest are short recipes of minutes.
+(MNIST: one hour), with the same time for every objective, so that their results compare with each other. Those
+for certificates are networks of experts, in minutes of one core. The rest are short recipes of minutes.
 """
 
 from collections.abc import Callable

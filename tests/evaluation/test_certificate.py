@@ -120,9 +120,7 @@ def test_no_change_within_the_exact_radius_turns_the_vote(estimator, channels, s
 def test_bounds_from_draws_hold_for_the_exact_shares(channels, shape, p, entries, mask, looks):
     images = torch.rand(100, *shape, generator=torch.Generator().manual_seed(1))
     model = tiny(MaskOnly(), p, channels, shape, mask=mask)
-    settings = CertificateSettings(
-        selection=50, estimation=800, looks=looks, alpha=0.01, decision="plurality"
-    )
+    settings = CertificateSettings(selection=50, estimation=800, looks=looks, alpha=0.01, decision="plurality")
     found = certificates(model, images, settings)
     exact = exact_shares(model, images)
     own = exact.gather(1, found.prediction[:, None])[:, 0]
@@ -295,9 +293,7 @@ def test_draws_that_select_must_not_estimate(planted, monkeypatch):
     if planted:
         reseed = model.reseed
         monkeypatch.setattr(model, "reseed", lambda seed: reseed(0))
-    settings = CertificateSettings(
-        selection=100, estimation=100, looks=1, alpha=0.3, decision="plurality"
-    )
+    settings = CertificateSettings(selection=100, estimation=100, looks=1, alpha=0.3, decision="plurality")
     found = certificates(model, torch.full((600, 1, 3, 3), 0.5), settings)
     wrong = (found.lower_bound > exact[found.prediction]).double().mean().item()
     assert (wrong > 0.1) == planted
@@ -343,7 +339,9 @@ def turned(logits: Tensor, layout: Tensor, decision: str, changed: int) -> bool:
     winner = winner_of(logits[None], decision)
     cells = int(layout.max()) + 1
     for places in itertools.combinations(range(layout[0].numel()), changed):
-        reached = sorted({r * cells + int(row[place]) for r, row in enumerate(layout.flatten(1)) for place in places})
+        reached = sorted(
+            {r * cells + int(row[place]) for r, row in enumerate(layout.flatten(1)) for place in places}
+        )
         every = torch.tensor(list(itertools.product(range(6), repeat=len(reached))))
         attacked = logits.repeat(len(every), 1, 1)
         attacked[:, reached] = RANKINGS[every]
@@ -390,7 +388,9 @@ def test_planted_errors_in_the_partition_bound_are_caught(decision):
     def ties_for_us(logits, layout, decision):
         winner = winner_of(logits[None], decision)
         lead, harm = leads(logits[None], winner, decision)
-        return int(partition_radius(lead + 1, harm.unflatten(1, (len(layout), -1)), layout)[0]) if winner >= 0 else 0
+        return (
+            int(partition_radius(lead + 1, harm.unflatten(1, (len(layout), -1)), layout)[0]) if winner >= 0 else 0
+        )
 
     def off_by_one(logits, layout, decision):
         return radius_of(logits, layout, decision) + 1
@@ -522,7 +522,9 @@ def test_pairwise_bounds_from_draws_hold_and_no_change_within_them_turns_the_win
     ):
         for changed in range(1, radius + 1):
             for places in itertools.combinations(range(6), changed):
-                values = torch.stack([torch.zeros(changed), torch.ones(changed), torch.rand(changed, generator=random)])
+                values = torch.stack(
+                    [torch.zeros(changed), torch.ones(changed), torch.rand(changed, generator=random)]
+                )
                 batch = image.flatten(1).repeat(3, 1, 1)
                 batch[:, 0, list(places)] = values
                 after = exact_rankings(model, batch.view(-1, *shape))[:, winner]

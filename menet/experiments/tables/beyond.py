@@ -87,7 +87,10 @@ def table26() -> Table:
 def certificate() -> Table:
     """Certified accuracy of votes against L0 perturbations: experts for cells, and ME-Nets by random masks."""
     cells = []
-    for dataset, network, probabilities in (("mnist", "mlp", (0.03, 0.057, 0.1)), ("cifar10", "compact", (0.073,))):
+    for dataset, network, probabilities in (
+        ("mnist", "mlp", (0.03, 0.057, 0.1)),
+        ("cifar10", "compact", (0.073,)),
+    ):
         recipe = recipes.by_name(dataset, "certificate")
         rows: list[tuple[str, TrainingConfig, Decision]] = [
             (f"{name}, {decision}", replace(recipe, model=name), decision)
@@ -101,8 +104,8 @@ def certificate() -> Table:
         if dataset == "mnist":
             # Does estimating help a certificate? The same p and training, but for what the network sees.
             p = 0.057
-            for name, settings in ENCODINGS.items():
-                chosen = {"estimator": "mask-only", **settings}
+            for name, encoding in ENCODINGS.items():
+                chosen = {"estimator": "mask-only", **encoding}
                 masked[f"{name} {format_schedule(p)}"] = me_net(p=p, masks=1, mask="pixels", **chosen)
         for name, defense in masked.items():
             rows.append((f"{name}, pairwise", replace(recipe, model=network, defense=defense), "pairwise"))
@@ -114,9 +117,9 @@ def certificate() -> Table:
                 cells.append(Cell(row, column, job, clean=True, radius=radius, ours=True))
     note = (
         "Certified: the vote is correct, and no perturbation of that many pixels can change it. Those of experts "
-        "are deterministic; each of the others is wrong with probability at most 0.1 %. As their papers report, the "
-        "median radius is 8 pixels on MNIST and 7 on CIFAR-10 for Levine & Feizi (2020), 12 and 13 for Hammoudeh & "
-        "Lowd (2023)."
+        "are deterministic; each of the others is wrong with probability at most 0.1 %. As their papers report, "
+        "the median radius is 8 pixels on MNIST and 7 on CIFAR-10 for Levine & Feizi (2020), 12 and 13 for "
+        "Hammoudeh & Lowd (2023)."
     )
     return Table("certificate", "Certified accuracy by L0 radius", tuple(cells), note=note)
 
