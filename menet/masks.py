@@ -91,6 +91,59 @@ def partitions(
     return found.view(count, height, width)
 
 
+def lattices(count: int, cells: int, shape: tuple[int, int]) -> Int[Tensor, "count h w"]:
+    """`count` partitions of an image's pixels into `cells` shifted copies of a lattice: the cell of each pixel.
+
+    Of all lattices with so many shifts those come first whose closest points are farthest apart: of 25 cells the
+    pixels 5 apart in rows and columns, then skewed ones. Nothing is random.
+    """
+    height, width = shape
+    found = _lattices(cells)
+    if not 1 <= count <= len(found) or not 1 <= cells <= height * width:
+        raise ConfigurationError(
+            f"expected 1 <= cells <= {height * width}, the pixels, and 1 <= count <= {len(found)}, the lattices "
+            f"of {cells} cells, got {cells} and {count}"
+        )
+    rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    layers = [
+        rows % step * period + (columns - rows // step * skew) % period for step, skew, period in found[:count]
+    ]
+    return torch.stack(layers)
+
+
+@functools.lru_cache(maxsize=64)
+def _lattices(cells: int) -> tuple[tuple[int, int, int], ...]:
+    """All (step, skew, period) with step · period = cells, widest apart first.
+
+    The lattice has the points (step, skew) and (0, period) as a basis (rows, columns), its Hermite normal form.
+    """
+
+    def apart(step: int, skew: int, period: int) -> int:
+        """The squared length of the shortest vector of the lattice."""
+        shortest = period**2
+        for times in range(1, math.isqrt(cells) + 2):
+            column = times * skew % period
+            shortest = min(shortest, (times * step) ** 2 + min(column, period - column) ** 2)
+        return shortest
+
+    every = [
+        (step, skew, cells // step)
+        for step in range(1, cells + 1)
+        if cells % step == 0
+        for skew in range(cells // step)
+    ]
+    return tuple(sorted(every, key=lambda one: (-apart(*one), one)))
+
+
+def lines(shape: tuple[int, int]) -> Int[Tensor, "2 h w"]:
+    """Two partitions of a square image, into columns and into rows: a w×w patch reaches w cells of each."""
+    height, width = shape
+    if height != width:
+        raise ConfigurationError(f"expected a square image, got {height}×{width}")
+    columns = torch.arange(width).expand(height, width)
+    return torch.stack([columns, columns.T])
+
+
 def random_cells(
     p: Float[Tensor, " b"], shape: tuple[int, int], generator: torch.Generator
 ) -> Bool[Tensor, "b 1 h w"]:

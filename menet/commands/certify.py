@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from menet.commands.options import Data, Device, MaxBatch, Root, Run, Seed, Side, SkipUnreadable, Split
 from menet.commands.output import Csv, Json, Latex, Output, printing
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Certify:
-    """Certify the majority vote of a ME-Net: no perturbation of so many pixels can change it.
+    """Certify the vote of a ME-Net, or of a network of experts: no perturbation of so many pixels can change it.
 
     The certificate bounds the number of perturbed pixels (an l0 threat model). It is strong if few pixels are
     observed (small p) and empty for p >= 0.5. Prints and draws the certified accuracy by pixels. Safe to
@@ -22,6 +22,8 @@ class Certify:
       menet train mnist --defense me-net --mask pixels --encoding ablation --p 0.05 --model mlp --out runs/few
       menet certify runs/few --estimation 10000
       menet certify runs/few --partitions 20            without randomness: no alpha, no abstention
+      menet train mnist --recipe certificate --out runs/experts
+      menet certify runs/experts                        each expert sees one cell: the largest radii
     """
 
     run: Run
@@ -46,7 +48,12 @@ class Certify:
     """One past the last example; a number larger than the dataset means all."""
 
     partitions: int | None = None
-    """Certify by the votes on every cell of so many partitions into 1/p cells, in place of random draws."""
+    """Certify by the votes on every cell of so many partitions into 1/p cells, in place of random draws. Experts
+    have partitions of their own."""
+
+    decision: Literal["pairwise", "plurality"] = "pairwise"
+    """How votes decide. pairwise: the class that most votes rank above any other one; plurality: the most first
+    choices."""
 
     selection: int = 100
     """Random draws that choose the class."""
@@ -60,6 +67,10 @@ class Certify:
     alpha: float = 0.001
     """Probability that a certificate by random draws is wrong."""
 
+    sandwich: int = 0
+    """With partitions: attack so many of the examples with l0 attacks, and report how far they stay above the
+    certificate."""
+
     batch_size: int | None = None
     """Examples between two writes: at most this many are lost if the command is killed.
     Default: 20, or fewer where fewer are asked for."""
@@ -71,7 +82,8 @@ class Certify:
     device: Device = "auto"
 
     out: Path | None = None
-    """Folder for records and curve. Default: RUN/certificate, with -P and -partitions for these options."""
+    """Folder for records and curve. Default: RUN/certificate, with -P, -partitions and -plurality for these
+    options."""
 
     json: Json = False
 
@@ -86,16 +98,21 @@ class Certify:
         from menet.errors import ConfigurationError
         from menet.evaluation import CertificateSettings, Worker, certify
         from menet.evaluation.certify import certificate_summary
+        from menet.models import Network
         from menet.report.collect import Subject
         from menet.report.tables import certificates
 
         device = device_of(self.device)
         model, source = model_of(self.run)
-        if not isinstance(model, MENet):
+        experts = isinstance(model, Network) and model.partitions is not None
+        if not isinstance(model, MENet) and not experts:
             raise ConfigurationError(
-                f"expected a ME-Net, as certificates need one, got a {type(model).__name__} in {self.run}"
+                "expected a ME-Net or a network of experts, as certificates need one, got a "
+                f"{type(model).__name__} in {self.run}"
             )
         if self.p is not None:
+            if not isinstance(model, MENet):
+                raise ConfigurationError(f"expected no p, since experts have cells of their own, got {self.p}")
             observed = MENet.from_settings(model.classifier, {**model.settings(), "p": self.p})
             assert isinstance(observed, MENet)
             model = observed.eval()
@@ -110,11 +127,15 @@ class Certify:
             looks=self.looks,
             alpha=self.alpha,
             partitions=self.partitions,
+            decision=self.decision,
             seed=self.seed,
             max_batch=self.max_batch,
         )
         name = "certificate" + ("" if self.p is None else f"-{self.p:g}")
-        folder = self.out or default_folder(self.run, name + ("" if self.partitions is None else "-partitions"))
+        name += ("" if self.partitions is None else "-partitions") + f"-{self.decision}" * (
+            self.decision != "pairwise"
+        )
+        folder = self.out or default_folder(self.run, name)
         worker = Worker.from_environment()
         records = certify(model, dataset, folder, settings, source=source, device=device, worker=worker)
         if records.missing:
@@ -130,17 +151,42 @@ class Certify:
             if found.median_radius >= 0
             else f"clean accuracy of the vote {found.vote.value:.1%}; fewer than half of the votes are certified"
         )
-        cost = f"{found.draws:,.0f} forward passes and {found.seconds:.3g} seconds for an example"
-        if self.partitions is None:
+        cost = f"{found.draws:,.0f} votes and {found.seconds:.3g} seconds for an example"
+        if records.evaluation["partitions"] is None:
             print(
                 f"{found.abstentions} abstentions; each certificate is wrong with probability <= {self.alpha:g}; "
                 f"{cost}"
             )
         else:
             print(f"deterministic: no probability of error, no abstention; {cost}")
+            print(f"median side of a square patch, anywhere, that cannot change the vote: {found.median_patch}")
+        if self.sandwich:
+            self._attack(model, dataset, records, settings, out)
         drawn = _draw(subject, folder)
         print(f"records: {folder}" + (f"; curve: {drawn}" if drawn else ""))
         return 0
+
+    def _attack(self, model: Any, dataset: Any, records: Any, settings: Any, out: Output) -> None:
+        """Attack some of the certified examples: what is found must be above each certificate."""
+        import torch
+
+        from menet.errors import ConfigurationError, MenetError
+        from menet.evaluation.certify import fewest_pixels, public_partitions
+
+        partitions = public_partitions(model, dataset.images.shape[2:], settings)
+        if partitions is None or self.decision != "pairwise":
+            raise ConfigurationError("expected partitions and pairwise votes with --sandwich, got others")
+        rows = [row for row in records.rows if row["prediction"] == row["label"]][: self.sandwich]
+        images, _ = dataset.batch(torch.tensor([row["index"] for row in rows]))
+        prediction = torch.tensor([row["prediction"] for row in rows])
+        attacked = fewest_pixels(model, images.to(self.device), prediction, partitions, seed=self.seed).tolist()
+        pairs = [(row["radius"], pixels) for row, pixels in zip(rows, attacked, strict=True) if pixels]
+        if any(radius >= pixels for radius, pixels in pairs):
+            raise MenetError("an attack succeeded within a certified radius: the certificate is wrong")
+        out.value(sandwich=[[row["radius"], pixels] for row, pixels in zip(rows, attacked, strict=True)])
+        found = sorted(pixels - radius for radius, pixels in pairs)
+        gap = f"{found[len(found) // 2]} pixels above the radius (the median)" if found else "none"
+        print(f"l0 attacks turned {len(pairs)} of {len(rows)} correct votes, none within its radius: {gap}")
 
 
 def _draw(subject: "Subject", folder: Path) -> Path | None:

@@ -29,7 +29,7 @@ Objective = Literal["standard", "adversarial", "n-fgsm", "trades"]
 Optimizer = Literal["sgd", "adamw"]
 Schedule = Literal["step", "one-cycle", "cosine"]
 Precision = Literal["auto", "float32", "bfloat16"]
-Recipe = Literal["short", "cores", "paper"]
+Recipe = Literal["short", "cores", "paper", "certificate"]
 
 
 def _registered(files: str, pattern: str) -> tuple[str, ...]:

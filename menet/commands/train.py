@@ -59,7 +59,7 @@ class Train:
 
     recipe: Recipe = "short"
     """short: minutes on two cores; cores: robust training within 2.5 hours on two cores (mnist: 1 hour);
-    paper: Appendix B of the paper (200 epochs)."""
+    paper: Appendix B of the paper (200 epochs); certificate: experts for the largest certificates, in minutes."""
 
     defense: Annotated[
         str,

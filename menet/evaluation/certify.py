@@ -4,38 +4,62 @@ A ME-Net's classifier sees an image only through the entries that a mask shows: 
 with zeros first, and an ablation shows nothing else. Let an adversary perturb ρ pixels, in any way. A mask that
 shows none of them leads to the same prediction as before; what the others lead to is the adversary's choice.
 
+**The decision.** Each mask casts a vote: the ranking of the classes by its logits. By `plurality` a vote counts
+for its first class, and the class with the most wins. By `pairwise` votes A beats B if more than half of all
+votes rank A strictly above B, and the class that beats every other one wins, the Condorcet winner; there is at
+most one. Where there is none, the answer is the class whose narrowest majority is the widest, and nothing is
+certified. Two rules are two classifiers: a certificate is about one of them, and so are its records.
+
 **Random masks.** A mask shows each entry with probability p, independently, so it shows a perturbed one with
 probability Δ = 1 − (1−p)^(kρ), where k is the number of independently masked entries of a pixel: 1 where whole
-pixels are masked, else the number of channels. Let p_C be the probability that a mask leads to class C, A the
-class that most lead to, and p'_C the same after the perturbation. Masks that lead to A and show no perturbed
-entry still lead to A, and all but a probability Δ show none:
+pixels are masked, else the number of channels. An event that has probability q over the masks has at least q −
+Δ and at most q + Δ after the perturbation, since all but a probability Δ of the masks show none of it.
+
+By plurality: let p_C be the probability that a mask leads to class C, and A the class that most lead to. Then
 
     p'_A ≥ p_A − Δ,    and likewise    p'_B ≤ p_B + Δ    for every other class B.
 
-So the vote remains A if p_A − p_B > 2Δ for every B: the runner-up bound. With p_B ≤ 1 − p_A alone, this is
-p_A − Δ > 1/2, the bound of Levine & Feizi (2020). It is tight: nothing more follows from p_A and p_B, since A may
+So the vote remains A if p_A − p_B > 2Δ for every B: the runner-up bound. With p_B ≤ 1 − p_A alone, this is p_A
+− Δ > 1/2, the bound of Levine & Feizi (2020). It is tight: nothing more follows from p_A and p_B, since A may
 win precisely under the masks that show a perturbed entry, and all of these may turn to B.
 
-The probabilities are unknown, but bounded by Clopper–Pearson: p_A from below, the others from above. Selection
-draws choose A and a grouping of the other classes; estimation draws, independent of these (Cohen et al. 2019),
-bound A and each group, whose probability is at least that of each class in it. With G groups and J looks at the
-draws, in each of which an example may stop, the bounds of look j are each wrong with probability at most
-α_j / (G + 1), where α_1 + … + α_J = α. Hence all bounds hold together, at all looks, with probability at least
-1 − α, whenever the draws stop and however that was decided; the best of each is used. Where no class is ahead,
-the certificate abstains. It is about the vote over all masks.
+By pairwise votes: let p(A≻B) be the probability that a mask ranks A above B. A remains the winner if
+
+    p(A≻B) − Δ > 1/2    for every other class B.
+
+Whoever ranks A first ranks A above B, so p(A≻B) ≥ p_A, and this is never worse than p_A − Δ > 1/2. Let t_A be
+the probability that a mask leads to a third class and ranks A above B, and t_B that of the other masks that
+lead to a third class. Then p(A≻B) = p_A + t_A and 1 − p(A≻B) = p_B + t_B, so the condition reads p_A − p_B +
+t_A − t_B > 2Δ: better than the runner-up bound where votes for third classes prefer A, as they mostly do where
+A is right.
+
+The probabilities are unknown, but bounded by Clopper–Pearson. Selection draws choose A and, for plurality, a
+grouping of the other classes; estimation draws, independent of these (Cohen et al. 2019), bound p_A from below
+and each group from above, whose probability is at least that of each class in it; or p(A≻B) from below for each
+B. Let there be M bounds, and J looks at the draws, in each of which an example may stop. The bounds of look j
+are each wrong with probability at most α_j / M, where α_1 + … + α_J = α. Hence all bounds hold together, at all
+looks, with probability at least 1 − α, whenever the draws stop and however that was decided; the best of each
+is used. Where no class is ahead, the certificate abstains. It is about the vote over all masks.
 
 **Partitions.** The pixels are divided into T cells, in R public ways; the classifier votes once on each of the
-R·T cells, so nothing is random and nothing is estimated. A perturbed pixel i lies in one cell of each partition.
-Let N_C be the votes for C, and B another class. A cell that voted A can turn to B, which narrows N_A − N_B by 2;
-one that voted for a third class narrows it by 1; one that voted B by 0. Let u_B(cell) be this number and w_B(i)
-the sum of u_B over the R cells in which i lies. Perturbing a set S narrows N_A − N_B by at most the sum of w_B(i)
-over S (a cell that holds two pixels of S is counted twice), hence by at most the sum of the ρ largest. The vote
-remains A if for every B
+R·T cells, so nothing is random and nothing is estimated. A perturbed pixel i lies in one cell of each
+partition. Let N be the lead of A over another class B, u_B(cell) how much the cell can narrow it by a vote of
+the adversary's choice, and w_B(i) the sum of u_B over the R cells in which i lies. Perturbing a set S narrows
+the lead by at most the sum of w_B(i) over S (a cell that holds two pixels of S is counted twice), hence by at
+most the sum of the ρ largest. The vote remains A if for every B
 
-    N_A − N_B > the sum of the ρ largest w_B(i).
+    N > the sum of the ρ largest w_B(i).
 
-Since w_B(i) ≤ 2R, this holds whenever N_A − N_B > 2ρR, the bound of Hammoudeh & Lowd (2023) for R = 1. A tie
-after the perturbation counts as a changed vote. There is no probability of error and no abstention.
+By plurality N = N_A − N_B, the difference of their votes. A cell that voted A can turn to B, so u_B = 2; one
+that voted for a third class has u_B = 1; one that voted B has 0. By pairwise votes N is the number of cells
+that rank A above B less that of the others, and u_B = 2 for the former and 0 for the latter: they can do no
+further harm. Since w_B(i) ≤ 2R, either holds whenever N > 2ρR; with R = 1 and plurality this is the bound of
+Hammoudeh & Lowd (2023). A tie after the perturbation counts as a changed vote. There is no probability of error
+and no abstention.
+
+**Patches.** An adversary who perturbs all pixels of a w×w square reaches, for each place of the square, the
+cells that have a pixel in it, each once. The vote remains A if N exceeds the sum of u_B over these cells, for
+every place and every B. There are few places, so the bound is computed for each of them.
 """
 
 import math
@@ -44,14 +68,16 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from menet import masks as masking
+from menet.attacks import PGD, RandomSearch, ThreatModel
 from menet.attacks.eot import MAX_BATCH
+from menet.attacks.losses import MARGIN
 from menet.data.dataset import warn_of_missing_classes
 from menet.defense import MENet
 from menet.distributed import Worker
@@ -61,9 +87,12 @@ from menet.evaluation.accuracy import CONFIDENCE, Accuracy, clopper_pearson, low
 from menet.evaluation.records import Records, Row, Shard
 from menet.evaluation.runner import range_of, records_of, remaining, worker_title
 from menet.evaluation.scoring import require_positive
+from menet.models import Network
 from menet.preprocessed import evaluation_mode, require_numbers
 from menet.progress import reporting
 from menet.seeding import batch_seed
+
+Decision = Literal["plurality", "pairwise"]
 
 LABEL = "certificate"
 BATCH_SIZE = 20
@@ -91,6 +120,8 @@ class CertificateSettings:
     """The probability with which a certificate may be wrong."""
     partitions: int | None = None
     """The deterministic certificate over this many partitions, in place of random draws."""
+    decision: Decision = "pairwise"
+    """How votes decide; records that do not say so are older than the choice, and by plurality."""
     seed: int = 0
     max_batch: int = MAX_BATCH
     """Largest number of images in one forward pass."""
@@ -99,6 +130,10 @@ class CertificateSettings:
         require_positive(self, "batch_size", "selection", "estimation", "looks", "partitions", "max_batch")
         if not 0 < self.alpha < 0.5:
             raise ConfigurationError(f"expected 0 < alpha < 0.5, got {self.alpha}")
+        if self.decision not in get_args(Decision):
+            raise ConfigurationError(
+                f"unknown decision {self.decision!r}; choose from {', '.join(get_args(Decision))}"
+            )
 
     def schedule(self) -> list[tuple[int, float]]:
         """The draws after each look, and its part of alpha: half for the last, the rest shared by the others."""
@@ -168,12 +203,12 @@ class Bounds:
 
     groups: list[list[int]]
     lower: float = 0.0
-    """Of the probability of the winner."""
+    """Of the probability of the winner; of pairwise votes, that it is ranked above any other class."""
     upper: float = 1.0
-    """Of the probability of every other class."""
+    """Of the probability of every other class; of pairwise votes, that it is ranked at least as high."""
 
     def tightened(self, counts: Sequence[int], winner: int, alpha: float) -> "Bounds":
-        """These bounds and those that `counts` give at level `alpha`."""
+        """These bounds and those that the first choices in `counts` give at level `alpha`."""
         # As plain numbers: what comes from a device may be numbers of another kind.
         counts = [int(count) for count in counts]
         draws, each = sum(counts), alpha / (len(self.groups) + 1)
@@ -183,6 +218,13 @@ class Bounds:
         )
         return Bounds(self.groups, lower, min(self.upper, upper, 1 - lower))
 
+    def tightened_pairwise(self, beaten: Sequence[int], draws: int, alpha: float) -> "Bounds":
+        """These bounds and those from how many of `draws` draws rank the winner above each of the others."""
+        each = alpha / max(1, len(beaten))
+        # All bounds of a look hold together, and the smallest grows with the count: one is enough.
+        lower = max(self.lower, lower_bound(int(min(beaten)), draws, each) if beaten else 1.0)
+        return Bounds(self.groups, lower, min(self.upper, 1 - lower))
+
 
 @dataclass(frozen=True)
 class Certificates:
@@ -190,12 +232,18 @@ class Certificates:
 
     prediction: Int[Tensor, " b"]
     counts: Int[Tensor, "b classes"]
-    """Estimation draws, or cells, that voted for each class."""
+    """Estimation draws, or cells, that rank each class first."""
     lower_bound: Float[Tensor, " b"]
-    """Of the probability that a mask chooses the prediction; of partitions its fraction of the votes."""
+    """Of the probability that a mask chooses the prediction, or (pairwise) ranks it above any one of the others;
+    of partitions the fraction of the cells that do."""
     runner_up: Float[Tensor, " b"]
-    """Upper bound of the probability of every other class; of partitions the second's fraction."""
+    """Upper bound of the probability of every other class, or (pairwise) that it is ranked at least as high; of
+    partitions the fraction for the second."""
     radius: Int[Tensor, " b"]
+    beaten: Int[Tensor, "b classes"] | None = None
+    """Of pairwise decisions: draws, or cells, that rank the prediction above each class; for its own place 0."""
+    patch: Int[Tensor, " b"] | None = None
+    """Of partitions: the side of the largest square patch that cannot change the vote."""
 
     @property
     def votes(self) -> Int[Tensor, " b"]:
@@ -225,15 +273,24 @@ def certificates(
             "set `partitions` (menet certify --partitions), or mask 'pixels'"
         )
     pixels = images.shape[-2] * images.shape[-1]
+    pairwise = settings.decision == "pairwise"
     looks = settings.schedule()
     with evaluation_mode(model):
         model.reseed(selection_seed)
-        selected = count_votes(model, images, settings.selection, settings.max_batch)
-        winners = selected.argmax(1).tolist()
-        bounds = [Bounds(rivals(row, winner)) for row, winner in zip(selected.tolist(), winners, strict=True)]
+        selected = count_votes(model, images, settings.selection, settings.max_batch, pairwise)
+        winners = (pairwise_winner(selected) if pairwise else first_choices(selected).argmax(1)).tolist()
+        firsts = first_choices(selected).tolist()
+        bounds = [
+            Bounds([] if pairwise else rivals(row, winner)) for row, winner in zip(firsts, winners, strict=True)
+        ]
 
-        def radius_of(number: int, row: Sequence[int], alpha: float) -> tuple[Bounds, int]:
-            found = bounds[number].tightened(row, winners[number], alpha)
+        def radius_of(number: int, votes: list[list[int]], draws: int, alpha: float) -> tuple[Bounds, int]:
+            winner = winners[number]
+            if pairwise:
+                beaten = [count for one, count in enumerate(votes[winner]) if one != winner]
+                found = bounds[number].tightened_pairwise(beaten, draws, alpha)
+            else:
+                found = bounds[number].tightened([row[one] for one, row in enumerate(votes)], winner, alpha)
             radius = certified_radius(found.lower, p, entries, pixels, found.upper)
             return found, -1 if radius is None else radius
 
@@ -242,32 +299,38 @@ def certificates(
         radii, active = [-1] * len(images), list(range(len(images)))
         done = 0
         for draws, alpha in looks:
-            counts[active] += count_votes(model, images[active], draws - done, settings.max_batch)
+            counts[active] += count_votes(model, images[active], draws - done, settings.max_batch, pairwise)
             done, unsettled = draws, []
-            for number, row in zip(active, counts[active].tolist(), strict=True):
+            for number, votes in zip(active, counts[active].tolist(), strict=True):
                 # If the remaining draws fell like those so far, would the radius be larger?
-                scaled = [count * settings.estimation // draws for count in row]
-                _, expected = radius_of(number, scaled, looks[-1][1])
-                bounds[number], radii[number] = radius_of(number, row, alpha)
+                scaled = [[count * settings.estimation // draws for count in row] for row in votes]
+                _, expected = radius_of(number, scaled, settings.estimation, looks[-1][1])
+                bounds[number], radii[number] = radius_of(number, votes, draws, alpha)
                 if expected > radii[number]:
                     unsettled.append(number)
             active = unsettled
             if not active:
                 break
+    prediction, counts = torch.tensor(winners), counts.cpu()
     return Certificates(
-        torch.tensor(winners),
-        counts.cpu(),
+        prediction,
+        first_choices(counts),
         torch.tensor([one.lower for one in bounds], dtype=torch.float64),
         torch.tensor([one.upper for one in bounds], dtype=torch.float64),
         torch.tensor(radii),
+        _beaten_by(prediction, counts) if pairwise else None,
     )
 
 
 @torch.no_grad()
 def count_votes(
-    model: Callable[[Tensor], Tensor], images: Float[Tensor, "b c h w"], draws: int, max_batch: int = MAX_BATCH
-) -> Int[Tensor, "b classes"]:
-    """How many of `draws` draws of the model predict each class; passes hold at most `max_batch` images."""
+    model: Callable[[Tensor], Tensor],
+    images: Float[Tensor, "b c h w"],
+    draws: int,
+    max_batch: int = MAX_BATCH,
+    pairwise: bool = True,
+) -> Int[Tensor, "b classes classes"]:
+    """The votes of `draws` draws of the model, as `tally` counts them; passes hold at most `max_batch` images."""
     if draws < 1:
         raise ConfigurationError(f"expected draws >= 1, got {draws}")
     parts = []
@@ -277,64 +340,221 @@ def count_votes(
         for done in range(0, draws, together):
             count = min(together, draws - done)
             logits = model(part.repeat(count, 1, 1, 1)).unflatten(0, (count, len(part)))
-            votes = torch.nn.functional.one_hot(require_numbers(logits).argmax(-1), logits.shape[-1]).sum(0)
+            votes = tally(require_numbers(logits).transpose(0, 1), pairwise)
             total = votes if total is None else total + votes
         assert total is not None
         parts.append(total)
     return torch.cat(parts)
 
 
+def tally(logits: Float[Tensor, "b votes classes"], pairwise: bool = True) -> Int[Tensor, "b classes classes"]:
+    """How many votes rank class i strictly above class j; on the diagonal, how many rank class i first.
+
+    Without `pairwise` the diagonal alone.
+    """
+    classes = logits.shape[-1]
+    firsts = torch.diag_embed(torch.nn.functional.one_hot(logits.argmax(-1), classes).sum(1))
+    if not pairwise:
+        return firsts
+    # Class by class: all pairs of all votes at once would take much memory for many classes.
+    return firsts + torch.stack([(logits[..., one, None] > logits).sum(1) for one in range(classes)], 1)
+
+
+def first_choices(votes: Int[Tensor, "b classes classes"]) -> Int[Tensor, "b classes"]:
+    """How many votes rank each class first."""
+    return votes.diagonal(dim1=1, dim2=2)
+
+
+def pairwise_winner(votes: Int[Tensor, "b classes classes"]) -> Int[Tensor, " b"]:
+    """The class that beats every other one; without one, that with the widest narrowest majority.
+
+    Of equals, that with the more first choices, and then the first.
+    """
+    narrowest = _without_own_place(votes, torch.iinfo(votes.dtype).max).amin(2)
+    level = narrowest == narrowest.amax(1, keepdim=True)
+    return torch.where(level, first_choices(votes), -1).argmax(1)
+
+
+def _beaten_by(
+    prediction: Int[Tensor, " b"], votes: Int[Tensor, "b classes classes"]
+) -> Int[Tensor, "b classes"]:
+    beaten = votes[torch.arange(len(votes)), prediction]
+    return beaten.scatter(1, prediction[:, None], 0)
+
+
+def _without_own_place(votes: Int[Tensor, "b n n"], value: int) -> Int[Tensor, "b n n"]:
+    return votes.masked_fill(torch.eye(votes.shape[1], dtype=torch.bool, device=votes.device), value)
+
+
 def partition_certificates(
-    model: MENet,
+    model: nn.Module,
     images: Float[Tensor, "b c h w"],
     partitions: Int[Tensor, "r h w"],
     max_batch: int = MAX_BATCH,
+    decision: Decision = "pairwise",
 ) -> Certificates:
     """Certify a batch by the votes on each cell of each partition, in evaluation mode.
 
-    Entry (r, i, j) of `partitions` is the cell of pixel (i, j) in partition r, counted from 0.
+    Entry (r, i, j) of `partitions` is the cell of pixel (i, j) in partition r, counted from 0. The model is a
+    ME-Net, or a network of experts, whose own partitions these must be.
     """
-    _require_masks(model)
+    cells = int(partitions.max()) + 1
+    with evaluation_mode(model), torch.no_grad():
+        logits = torch.cat(
+            [cell_logits(model, part, partitions, max_batch).cpu() for part in images.split(max_batch)]
+        )
+    votes = tally(require_numbers(logits.transpose(0, 1)).transpose(0, 1))
+    counts = first_choices(votes)
+    prediction = pairwise_winner(votes) if decision == "pairwise" else counts.argmax(1)
+    lead, harm = leads(logits, prediction, decision)
+    harm = harm.unflatten(1, (len(partitions), cells))
+    radius = partition_radius(lead, harm, partitions.cpu())
+    # The lead of half the votes is the fraction that ranks the prediction above its closest rival.
+    narrowest = lead.amin(1).double() / logits.shape[1] if lead.shape[1] else torch.ones(len(images)).double()
+    winning = counts.gather(1, prediction[:, None])[:, 0].double() / logits.shape[1]
+    first = (1 + narrowest) / 2 if decision == "pairwise" else winning
+    return Certificates(
+        prediction,
+        counts,
+        first,
+        first - narrowest,
+        radius,
+        _beaten_by(prediction, votes) if decision == "pairwise" else None,
+        patch_side(lead, harm, partitions.cpu()),
+    )
+
+
+def cell_logits(
+    model: nn.Module,
+    images: Float[Tensor, "b c h w"],
+    partitions: Int[Tensor, "r h w"],
+    max_batch: int = MAX_BATCH,
+) -> Float[Tensor, "b cells classes"]:
+    """The logits of a model that sees one cell at a time, partition by partition."""
+    if isinstance(model, Network):
+        return model.cell_logits(images)
+    known = _require_masks(model)
     cells = int(partitions.max()) + 1
     shown = torch.stack([partitions == cell for cell in range(cells)], 1).flatten(0, 1).to(images.device)
-    choices = []
-    classes = 0
-    with evaluation_mode(model), torch.no_grad():
-        for part in images.split(max_batch):
-            votes = []
-            for masks in shown.split(max(1, max_batch // len(part))):
-                repeated = part.repeat(len(masks), 1, 1, 1)
-                mask = masks.repeat_interleave(len(part), 0)[:, None].expand(repeated.shape)
-                logits = require_numbers(model(repeated, mask).unflatten(0, (len(masks), len(part))))
-                votes.append(logits.argmax(-1))
-                classes = logits.shape[-1]
-            choices.append(torch.cat(votes).T.unflatten(1, (len(partitions), cells)))
-    chosen = torch.cat(choices).cpu()
-    counts = torch.stack([(chosen == one).sum((1, 2)) for one in range(classes)], 1)
-    prediction = counts.argmax(1)
-    radius = partition_radius(chosen, prediction, classes, partitions.cpu())
-    fractions = (counts / chosen[0].numel()).double()
-    second = fractions.scatter(1, prediction[:, None], 0).amax(1)
-    return Certificates(prediction, counts, fractions.amax(1), second, radius)
+    found = []
+    for masks in shown.split(max(1, max_batch // len(images))):
+        repeated = images.repeat(len(masks), 1, 1, 1)
+        mask = masks.repeat_interleave(len(images), 0)[:, None].expand(repeated.shape)
+        found.append(known(repeated, mask).unflatten(0, (len(masks), len(images))))
+    return torch.cat(found).transpose(0, 1)
+
+
+def leads(
+    logits: Float[Tensor, "b cells classes"], prediction: Int[Tensor, " b"], decision: Decision
+) -> tuple[Int[Tensor, "b rivals"], Int[Tensor, "b cells rivals"]]:
+    """The lead of the prediction over each other class, and by how much each cell can narrow it."""
+    classes = logits.shape[-1]
+    # Each image's classes but the predicted one, in order.
+    others = torch.arange(classes - 1).expand(len(logits), -1)
+    others = others + (others >= prediction[:, None]).long()
+    if decision == "pairwise":
+        own = logits.gather(2, prediction[:, None, None].expand(-1, logits.shape[1], 1))
+        above = (own > logits).gather(2, others[:, None].expand(-1, logits.shape[1], -1)).long()
+        return 2 * above.sum(1) - logits.shape[1], 2 * above
+    chosen = logits.argmax(-1)[..., None]
+    winning, for_rival = (chosen == prediction[:, None, None]).long(), (chosen == others[:, None]).long()
+    return (winning - for_rival).sum(1), 1 + winning - for_rival
 
 
 def partition_radius(
-    chosen: Int[Tensor, "b r t"], prediction: Int[Tensor, " b"], classes: int, partitions: Int[Tensor, "r h w"]
+    lead: Int[Tensor, "b rivals"], harm: Int[Tensor, "b r t rivals"], partitions: Int[Tensor, "r h w"]
 ) -> Int[Tensor, " b"]:
-    """The most pixels that can be perturbed without changing the vote, from the class `chosen` by each cell."""
-    radius = torch.full_like(prediction, partitions[0].numel())
-    cell_of = partitions.flatten(1)[None].expand(len(chosen), -1, -1)
-    winning = chosen == prediction[:, None, None]
-    for rival in range(classes):
-        for_rival = chosen == rival
-        turned = 1 + winning.int() - for_rival.int()
-        weights = turned.gather(2, cell_of).sum(1)
+    """The most pixels that can be perturbed without changing the vote: N > the sum of the ρ largest w_B(i).
+
+    `lead` is N for each rival, `harm` is u_B of each cell.
+    """
+    cell_of = partitions.flatten(1)
+    radius = torch.full((len(lead),), cell_of.shape[1])
+    for rival in range(lead.shape[1]):
+        weights = torch.stack([harm[:, r, cells, rival] for r, cells in enumerate(cell_of)]).sum(0)
         lost = weights.sort(1, descending=True).values.cumsum(1)
-        ahead = winning.sum((1, 2)) - for_rival.sum((1, 2))
         # The sums never fall, so counting those below is finding the last of them.
-        kept = (lost < ahead[:, None]).sum(1)
-        radius = torch.where(prediction == rival, radius, radius.minimum(kept))
+        radius = radius.minimum((lost < lead[:, rival, None]).sum(1))
     return radius
+
+
+def patch_side(
+    lead: Int[Tensor, "b rivals"], harm: Int[Tensor, "b r t rivals"], partitions: Int[Tensor, "r h w"]
+) -> Int[Tensor, " b"]:
+    """The side of the largest square patch, anywhere in the image, that cannot change the vote; 0 where none."""
+    cells, least = int(partitions.max()) + 1, min(partitions.shape[1:])
+    shown = torch.stack([partitions == cell for cell in range(cells)], 1).flatten(0, 1).float()
+    flat = harm.flatten(1, 2).transpose(1, 2).float()
+    found = torch.zeros(len(lead), dtype=torch.int64)
+    holds = torch.ones(len(lead), dtype=torch.bool)
+    for side in range(1, least + 1):
+        # Which cells have a pixel in the patch, for each of its places.
+        reached = torch.nn.functional.max_pool2d(shown, side, 1).flatten(1)
+        holds = holds & ((flat @ reached).amax(2) < lead).all(1)
+        if not bool(holds.any()):
+            break
+        found[holds] = side
+    return found
+
+
+class PartitionVote(nn.Module):
+    """The pairwise decision over partitions as a deterministic classifier, for attacks on it.
+
+    The score of a class is its narrowest majority: the smallest fraction of cells that rank it above another
+    class, less a half; it is positive for the winner alone. Gradients are those of the same fractions with
+    sigmoids of the differences of logits in place of steps: votes have none.
+    """
+
+    def __init__(self, model: nn.Module, partitions: Int[Tensor, "r h w"], max_batch: int = MAX_BATCH) -> None:
+        super().__init__()
+        self.model, self.partitions, self.max_batch = model, partitions, max_batch
+
+    def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b classes"]:
+        logits = cell_logits(self.model, images, self.partitions, self.max_batch)
+        scores = []
+        for one in range(logits.shape[-1]):
+            difference = logits[..., one, None] - torch.cat([logits[..., :one], logits[..., one + 1 :]], -1)
+            soft = difference.sigmoid().mean(1)
+            above = (difference > 0).to(soft).mean(1)
+            scores.append((soft + (above - soft).detach()).amin(1) - 0.5)
+        return torch.stack(scores, 1)
+
+
+BUDGETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 32, 48, 64)
+"""Pixels that the attacks of a sandwich may perturb, one budget after the other."""
+
+
+def fewest_pixels(
+    model: nn.Module,
+    images: Float[Tensor, "b c h w"],
+    prediction: Int[Tensor, " b"],
+    partitions: Int[Tensor, "r h w"],
+    proposals: int = 300,
+    seed: int = 0,
+) -> Int[Tensor, " b"]:
+    """The fewest pixels with which an l0 attack took the pairwise vote from the `prediction`; 0 where none did.
+
+    Attacks are PGD with gradients of soft votes, and random search over the scores, at budgets from 1 to 64. The
+    certified radius is below each of these numbers, or the certificate is wrong.
+    """
+    found = torch.zeros_like(prediction)
+    vote = PartitionVote(model, partitions).eval()
+    for budget in BUDGETS:
+        left = (found == 0).nonzero()[:, 0]
+        threat = ThreatModel("l0", budget)
+        for attack in (
+            PGD(threat=threat, steps=20, loss=MARGIN),
+            RandomSearch(threat=threat, proposals=proposals),
+        ):
+            if not len(left):
+                break
+            generator = torch.Generator().manual_seed(batch_seed(seed, "attack", LABEL, budget))
+            attacked = attack(vote, images[left], prediction[left], generator=generator).images
+            now = partition_certificates(model, attacked, partitions).prediction
+            pixels = (attacked != images[left]).any(1).flatten(1).sum(1)
+            found[left] = torch.where(now != prediction[left], pixels, 0)
+            left = left[now == prediction[left]]
+    return found
 
 
 def observation(model: nn.Module, channels: int) -> tuple[float, int]:
@@ -344,7 +564,7 @@ def observation(model: nn.Module, channels: int) -> tuple[float, int]:
 
 
 def certify(
-    model: MENet,
+    model: nn.Module,
     dataset: Any,
     folder: str | os.PathLike[str],
     settings: CertificateSettings = CertificateSettings(),  # noqa: B008 (frozen)
@@ -355,7 +575,8 @@ def certify(
 ) -> Records:
     """Certify a range of a dataset into rows that are resumed and shared like those of an evaluation.
 
-    The model is moved to `device`, used in evaluation mode, and left in the mode it was in.
+    The model is a ME-Net, or a network of experts, which is certified by its own partitions. It is moved to
+    `device`, used in evaluation mode, and left in the mode it was in.
     """
     worker = worker or Worker.from_environment()
     model.to(device)
@@ -363,7 +584,6 @@ def certify(
     warn_of_missing_classes(dataset, examples.start, examples.stop)
     batch_size = settings.batch_size or min(BATCH_SIZE, len(examples))
     own = [index for index in examples if index // batch_size % worker.world == worker.rank]
-    p, entries = observation(model, dataset.images.shape[1])
     evaluation = {
         "label": LABEL,
         "model": provenance.of_model(model),
@@ -372,15 +592,15 @@ def certify(
         "start": examples.start,
         "stop": examples.stop,
         "batch_size": batch_size,
-        "p": p,
-        "entries": entries,
     }
-    partitions = None
-    if settings.partitions is not None:
-        evaluation["cells"] = cells = round(1 / p) if p else 0
-        height, width = dataset.images.shape[2:]
-        generator = torch.Generator().manual_seed(batch_seed(settings.seed, "selection", LABEL, 0))
-        partitions = masking.partitions(settings.partitions, cells, (height, width), generator)
+    partitions = public_partitions(model, dataset.images.shape[2:], settings)
+    if partitions is None:
+        p, entries = observation(model, dataset.images.shape[1])
+    else:
+        evaluation["partitions"] = len(partitions)
+        evaluation["cells"] = cells = int(partitions.max()) + 1
+        p, entries = 1 / cells, 1
+    evaluation |= {"p": p, "entries": entries}
     made = {"source": source, **provenance.of_machine(device)}
     with (
         Shard(folder, evaluation, made, worker.rank) as shard,
@@ -393,12 +613,16 @@ def certify(
                 "selection": batch_seed(settings.seed, "selection", LABEL, first),
                 "estimation": batch_seed(settings.seed, "estimation", LABEL, first),
             }
-            began = time.perf_counter()
+            began, processor = time.perf_counter(), time.process_time()
             if partitions is None:
+                assert isinstance(model, MENet)
                 found = certificates(model, images.to(device), settings, *seeds.values())
             else:
-                found = partition_certificates(model, images.to(device), partitions, settings.max_batch)
+                found = partition_certificates(
+                    model, images.to(device), partitions, settings.max_batch, settings.decision
+                )
             seconds = round((time.perf_counter() - began) / len(images), 6)
+            processor_seconds = round((time.process_time() - processor) / len(images), 6)
             rows: list[Row] = [
                 {
                     "index": index,
@@ -406,10 +630,13 @@ def certify(
                     "prediction": int(found.prediction[index - first]),
                     "votes": int(found.votes[index - first]),
                     "counts": found.counts[index - first].tolist(),
+                    **({} if found.beaten is None else {"beaten": found.beaten[index - first].tolist()}),
                     "lower_bound": float(found.lower_bound[index - first]),
                     "runner_up": float(found.runner_up[index - first]),
                     "radius": int(found.radius[index - first]),
+                    **({} if found.patch is None else {"patch": int(found.patch[index - first])}),
                     "seconds": seconds,
+                    "processor_seconds": processor_seconds,
                     **({"seeds": seeds} if partitions is None else {}),
                 }
                 for index in missing
@@ -417,6 +644,24 @@ def certify(
             shard.append(rows)
             progress.advance(len(rows), radius=sum(max(0, row["radius"]) for row in rows) / len(rows))
         return records_of(shard, folder, LABEL, worker)
+
+
+def public_partitions(
+    model: nn.Module, shape: Sequence[int], settings: CertificateSettings
+) -> Int[Tensor, "r h w"] | None:
+    """The partitions that a model is certified by: a network of experts has its own; None for random draws."""
+    own = model.partitions if isinstance(model, Network) else None
+    if own is not None:
+        if settings.partitions not in (None, len(own)):
+            raise ConfigurationError(
+                f"expected partitions {len(own)}, those of the experts, got {settings.partitions}; leave it out"
+            )
+        return own
+    p, _ = observation(model, 1)
+    if settings.partitions is None:
+        return None
+    generator = torch.Generator().manual_seed(batch_seed(settings.seed, "selection", LABEL, 0))
+    return masking.partitions(settings.partitions, round(1 / p) if p else 0, (shape[0], shape[1]), generator)
 
 
 def certified_accuracies(
@@ -448,11 +693,17 @@ class CertificateSummary:
     """Mean forward passes of an example."""
     seconds: float
     """Mean seconds of an example."""
+    processor_seconds: float | None = None
+    """The same in processor time, over all threads; None for records that are older than this number."""
+    median_patch: int | None = None
+    """Of partitions: like the median radius, for the side of a square patch; -1 where most votes are wrong."""
 
 
 def certificate_summary(records: Records, confidence: float = CONFIDENCE) -> CertificateSummary:
     """Clean accuracy of the vote, median certified radius, abstentions and cost."""
     certified, rows = _certified(records), records.rows
+    timed = all("processor_seconds" in row for row in rows)
+    patches = [row["patch"] if row["prediction"] == row["label"] else -1 for row in rows if "patch" in row]
     right = sum(row["prediction"] == row["label"] for row in rows)
     # Rows older than early stopping have no counts: all draws were taken.
     fixed = records.evaluation.get("estimation", 0)
@@ -463,6 +714,8 @@ def certificate_summary(records: Records, confidence: float = CONFIDENCE) -> Cer
         sum(row["radius"] < 0 for row in rows),
         statistics.fmean(selection + (sum(row["counts"]) if "counts" in row else fixed) for row in rows),
         statistics.fmean(row["seconds"] for row in rows),
+        statistics.fmean(row["processor_seconds"] for row in rows) if timed else None,
+        statistics.median_high(patches) if patches else None,
     )
 
 
@@ -481,7 +734,7 @@ def _fraction(criterion: str, count: int, examples: int, confidence: float) -> A
 def _require_masks(model: nn.Module) -> MENet:
     if not isinstance(model, MENet):
         raise ConfigurationError(
-            f"expected a MENet that draws fresh masks, got a {type(model).__name__} without; "
-            "certify the defense itself"
+            f"expected a MENet that draws fresh masks, or a network of experts, got a {type(model).__name__} "
+            "without; certify the defense itself"
         )
     return model

@@ -104,7 +104,8 @@ def cost_of(job: Job) -> Cost:
         return Cost(disk=_evaluation(job).disk) if job.parts else _evaluation(job)
     if isinstance(job, Certify):
         examples = _examples(job.model, job.settings.stop)
-        passes = examples * (job.settings.selection + job.settings.estimation)
+        draws = job.settings.selection + job.settings.estimation
+        passes = examples * (draws if job.model.config.defense else 1)
         return _passes(job.model, passes, passes) + Cost(disk=300 * examples)
     if isinstance(job, FeatureVectors):
         passes = 2 * job.attacked.snapshots

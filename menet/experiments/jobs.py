@@ -24,7 +24,6 @@ from menet.attacks import Margin
 from menet.attacks.eot import MAX_BATCH
 from menet.defense import MENet
 from menet.distributed import Worker
-from menet.errors import ConfigurationError
 from menet.evaluation import (
     CertificateSettings,
     EvaluationSettings,
@@ -376,7 +375,7 @@ class FromSchedule(nn.Module):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Certify(Job):
-    """Certificates of a ME-Net's vote."""
+    """Certificates of the vote of a ME-Net or of experts."""
 
     model: Train
     settings: CertificateSettings
@@ -385,8 +384,6 @@ class Certify(Job):
 
     def run(self, folder: Path, workspace: Workspace) -> None:
         model = load_model(workspace.ready(self.model) / "run")
-        if not isinstance(model, MENet):
-            raise ConfigurationError(f"expected a MENet to certify, got {type(model).__name__}")
         dataset = data.load(self.model.config.dataset, "test", workspace.data)
         certify(model, dataset, folder / "records", self.settings, device=workspace.device)
 
@@ -430,7 +427,8 @@ def describe_defense(defense: Mapping[str, Any]) -> str:
         return str(defense["name"])
     masks = "" if defense["masks"] == 10 else f" {defense['masks']} masks"
     masks += " from a bank" if "bank" in defense else ""
-    return f"me-net {defense['estimator']['name']} {format_schedule(defense['p'])}{masks}"
+    seen = "".join(f" {defense[name]}" for name in ("encoding", "mask") if name in defense)
+    return f"me-net {defense['estimator']['name']}{seen} {format_schedule(defense['p'])}{masks}"
 
 
 def format_schedule(p: float | Sequence[float]) -> str:

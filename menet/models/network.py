@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from menet.errors import ConfigurationError
@@ -48,7 +48,10 @@ class Normalize(nn.Module):
 
 
 class Body(nn.Module):
-    """The layers between normalization and head: images (b,c,h,w) → feature vectors (b, width)."""
+    """The layers between normalization and head: images (b,c,h,w) → feature vectors (b, width).
+
+    One that sees an image in cells returns a vector for each, (b, cells, width).
+    """
 
     width: int
 
@@ -68,13 +71,25 @@ class Network(nn.Module):
         self.head = nn.Linear(body.width, architecture.classes, device=next(body.parameters()).device)
 
     def features(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b width"]:
-        """The penultimate activations, which the head maps to logits."""
+        """The penultimate activations, which the head maps to logits; of cells their mean."""
         vectors: Tensor = self.body(self.normalize(images))
-        return vectors
+        return vectors.mean(1) if vectors.ndim == 3 else vectors
 
     def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b classes"]:
         logits: Tensor = self.head(self.features(images))
         return logits
+
+    @property
+    def partitions(self) -> Int[Tensor, "r h w"] | None:
+        """Of a network of experts the cell that each pixel belongs to, in each partition; None for others."""
+        layout: Tensor | None = getattr(self.body, "layout", None)
+        return layout
+
+    def cell_logits(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b cells classes"]:
+        """The logits of each cell of a network of experts, whose mean `forward` returns; of others one cell."""
+        vectors: Tensor = self.body(self.normalize(images))
+        logits: Tensor = self.head(vectors)
+        return logits if logits.ndim == 3 else logits[:, None]
 
 
 def average(maps: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c"]:

@@ -2,13 +2,16 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
 
+from menet import masks
 from menet.errors import ConfigurationError
 from menet.models.densenet import DenseNet
+from menet.models.experts import Experts, GroupedLinear
 from menet.models.lenet import MLP, LeNet
 from menet.models.network import Architecture, Body, Network
 from menet.models.resnet import Compact, ResNet, Small, WideResNet
@@ -22,6 +25,11 @@ NETWORKS: dict[str, Callable[[int, int], Body]] = {
     "compact": lambda channels, side: Compact(channels, side),
     "small": lambda channels, side: Small(channels),
     "mlp": lambda channels, side: MLP(channels, side),
+    "experts-1x25": lambda channels, side: Experts(channels, side, partial(masks.lattices, 1, 25)),
+    "experts-3x25": lambda channels, side: Experts(channels, side, partial(masks.lattices, 3, 25)),
+    "experts-1x49": lambda channels, side: Experts(channels, side, partial(masks.lattices, 1, 49)),
+    "experts-3x49": lambda channels, side: Experts(channels, side, partial(masks.lattices, 3, 49)),
+    "experts-lines": lambda channels, side: Experts(channels, side, masks.lines),
 }
 
 MIN_SIDE = 8  # DenseNet halves three times
@@ -123,6 +131,10 @@ def initialize(module: nn.Module, generator: torch.Generator | None = None) -> N
             nn.init.uniform_(layer.weight, -bound, bound, generator=generator)
             if layer.bias is not None:
                 nn.init.uniform_(layer.bias, -bound, bound, generator=generator)
+        elif isinstance(layer, GroupedLinear):
+            # Without batch normalization the usual gain of a ReLU (He et al. 2015) keeps activations in size.
+            nn.init.normal_(layer.weight, 0, math.sqrt(2 / layer.weight.shape[1]), generator=generator)
+            nn.init.zeros_(layer.bias)
         elif isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
             layer.reset_parameters()
         elif list(layer.parameters(recurse=False)):

@@ -18,6 +18,7 @@ from menet.attacks.base import Queries, frozen_batchnorm
 from menet.attacks.eot import MAX_BATCH, ExpectedLoss
 from menet.attacks.losses import CROSS_ENTROPY
 from menet.distributed import Worker
+from menet.models import Network
 from menet.preprocessed import Preprocessed
 from menet.training.config import TrainingConfig
 
@@ -31,7 +32,10 @@ class LossAndLogits(NamedTuple):
 
 @dataclass(frozen=True)
 class Standard:
-    """Cross-entropy on clean images. Those that are `prepared` are estimates already and skip the defense."""
+    """Cross-entropy on clean images. Those that are `prepared` are estimates already and skip the defense.
+
+    Of a network of experts it is the mean over them: each has to answer alone.
+    """
 
     prepared: bool = False
     label_smoothing: float = 0.0
@@ -45,6 +49,11 @@ class Standard:
     ) -> LossAndLogits:
         if self.prepared and isinstance(model, Preprocessed):
             model = model.classifier
+        if isinstance(model, Network):
+            cells = model.cell_logits(images)
+            every = labels.repeat_interleave(cells.shape[1])
+            loss = smoothed_cross_entropy(cells.flatten(0, 1), every, self.label_smoothing)
+            return LossAndLogits(loss, cells.mean(1))
         logits = model(images)
         return LossAndLogits(smoothed_cross_entropy(logits, labels, self.label_smoothing), logits)
 

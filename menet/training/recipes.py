@@ -1,8 +1,8 @@
 """Recipes: functions that return a `TrainingConfig`. Change one with `dataclasses.replace`.
 
 Those named `paper_…` are Appendix B of the paper. The `cores_…` are robust training within 2.5 hours on two cores
-(MNIST: one hour), with the same time for every objective, so that their results compare with each other. The rest
-are short recipes of minutes.
+(MNIST: one hour), with the same time for every objective, so that their results compare with each other. Those
+for certificates are networks of experts, in minutes of one core. The rest are short recipes of minutes.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from typing import Any, Literal
 from menet.errors import ConfigurationError
 from menet.training.config import Objective, TrainingConfig, me_net
 
-Kind = Literal["short", "cores", "paper"]
+Kind = Literal["short", "cores", "paper", "certificate"]
 
 __all__ = [
     "RECIPES",
@@ -144,6 +144,19 @@ def cores_tiny_imagenet() -> TrainingConfig:
     return replace(cores_cifar10(), dataset="tiny-imagenet", epochs=13, learning_rate=0.1)
 
 
+def certificate_mnist() -> TrainingConfig:
+    """Experts for the cells of three lattices, each of 25 cells; four minutes of one core."""
+    return TrainingConfig(
+        recipe="certificate", dataset="mnist", model="experts-3x25", epochs=20, batch_size=256, optimizer="adamw",
+        learning_rate=2e-3, weight_decay=1e-2, clip_gradient=1.0, ema=0.999, **LINF_MNIST_SHORT,
+    )  # fmt: skip
+
+
+def certificate_cifar10() -> TrainingConfig:
+    """The same experts for color images."""
+    return replace(certificate_mnist(), dataset="cifar10", **LINF_8)
+
+
 RECIPES: dict[tuple[str, str], Callable[[], TrainingConfig]] = {
     ("digits", "short"): digits,
     ("mnist", "short"): mnist,
@@ -154,6 +167,8 @@ RECIPES: dict[tuple[str, str], Callable[[], TrainingConfig]] = {
     ("cifar10", "cores"): cores_cifar10,
     ("svhn", "cores"): cores_svhn,
     ("tiny-imagenet", "cores"): cores_tiny_imagenet,
+    ("mnist", "certificate"): certificate_mnist,
+    ("cifar10", "certificate"): certificate_cifar10,
     ("mnist", "paper"): paper_mnist,
     ("cifar10", "paper"): paper_cifar10,
     ("svhn", "paper"): paper_svhn,

@@ -211,7 +211,7 @@ class Explorer:
     def certify(self, images: Float[Tensor, "b c h w"], seed: int = 0) -> list[dict[str, Any]]:
         """How many pixels of each image can be repainted without changing the vote, with what was measured."""
         model = self._certified_model()
-        settings = CertificateSettings(selection=50, estimation=500)
+        settings = CertificateSettings(selection=50, estimation=500, decision="plurality")
         found = certificates(model, images, settings, seed, seed + 1)
         p, entries = observation(model, images.shape[1])
         return [
