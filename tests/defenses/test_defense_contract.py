@@ -298,6 +298,7 @@ def test_half_precision_is_computed_in_single(model, images):
             r"expected images \(batch, channels, height, width\), got shape \(16, 16\)",
         ),
         (lambda images: (images * 255).to(torch.uint8), r"got torch.uint8; divide by 255"),
+        (lambda images: images.numpy(), r"expected images as a tensor, got a ndarray; use torch.as_tensor"),
         (lambda images: images * 2 - 1, r"expected pixels in \[0, 1\], .* normalization inside the classifier"),
         (
             lambda images: images / images.max() + 0.001,

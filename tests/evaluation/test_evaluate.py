@@ -381,3 +381,8 @@ def test_a_minimum_norm_threat_and_other_estimators_can_be_described(defended, d
 def test_snapshots_survive_to_the_last_bit(some):
     image = some[0][0] + 1e-7
     assert torch.equal(unpack(pack(image)), image)
+
+
+def test_the_name_of_an_attack_is_no_attack(defended, digits, tmp_path, without_annotation_checks):
+    with pytest.raises(ConfigurationError, match=r"as parse_attack\('pgd', model, .*\) returns them, got 'fgsm'"):
+        evaluate(defended, digits, ["fgsm"], tmp_path, SMALL)
