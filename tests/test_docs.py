@@ -50,7 +50,7 @@ NOT_RUN = {
     r"menet models pack": "needs a run of MNIST; tests/training",
     r"menet report results": "checks the results of the repository; tests/report",
     r"menet audit": "takes minutes; tests/evaluation",
-    r"menet certify runs/few": "needs the network of the line before; tests/evaluation",
+    r"menet certify runs/(few|experts|lines)": "needs the network of the line before; tests/evaluation",
 }
 SLOW = {"tutorial", "how-to", "records", "training", "standard", "choose"}
 BRITISH = re.compile(
