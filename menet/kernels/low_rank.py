@@ -30,10 +30,10 @@ def low_rank_each(
     The subspace begins with 16 rows of `sketch`, doubles where nearly all of its singular values are above λ, and
     ends at all rows. A matrix has converged when its gradient is at most tol·λ, and a Cholesky factorization
     proves that no singular value beyond λ by a third of that was missed. Where `start` is not empty, it is an
-    estimate close to the minimum, at which λ has its value from the first step. `settings` holds tol, the most steps at the final
-    λ, and those with too small a subspace or without a proof, the first λ relative to the largest singular value, the factor
-    by which it falls, and the smallest ratio of λ to the norm that is solved here. `iterations` is 0 where that
-    did not suffice; the estimate is then one to start at.
+    estimate close to the minimum, and λ has its value from the first step. `settings` holds tol, the most steps
+    at the final λ, and those with too small a subspace or without a proof, the first λ relative to the largest
+    singular value, the factor by which it falls, and the smallest ratio of λ to the norm that is solved here.
+    `iterations` and `ranks` are 0 where that did not suffice; the estimate is then one to start at.
     """
     tol, most_steps, few_steps, first_level, fall, solvable = settings
     rows, size = x.shape[1], x.shape[2]
@@ -115,7 +115,7 @@ def low_rank_each(
                 before[:] = shrunk
                 uphill, next_proof, vain = one, final_steps + 3, vain + 1
             vain += above + 4 > largest_rank and level <= goal
-            if vain == few_steps:
+            if vain >= few_steps:
                 break
             momentum = 1.0 if uphill > 0 else momentum
             grown = (1 + math.sqrt(1 + 4 * momentum * momentum)) / 2
