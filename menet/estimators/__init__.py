@@ -2,7 +2,8 @@
 
 from menet.estimators.base import ESTIMATORS, Estimator, MaskOnly, build, mask_only, name_of, register
 from menet.estimators.constrained import Constrained, constrained
-from menet.estimators.large import Completion, complete, factored
+from menet.estimators.factored import factored
+from menet.estimators.large import Completion, complete
 from menet.estimators.nuclear_norm import (
     NuclearNorm,
     TubalNuclearNorm,

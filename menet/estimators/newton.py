@@ -30,6 +30,12 @@ START_RANK = 16
 START_LEVEL = 0.25
 START_FALL = 0.5
 START_STEPS = 5
+# The compiled loop goes on to the minimum in a subspace of up to so many directions, and so many steps. It is
+# tried on tables, and on images where λ is at least this fraction (its inverse) of the norm of the matrix.
+LARGEST_SUBSPACE = 128
+LOW_RANK_STEPS = 40
+LOW_RANK = 200
+SMOOTH_ROWS = 64
 # A smaller λ, relative to the norm of the matrix, is taken as this: double precision does not resolve less.
 SMALLEST = 1e-9
 TINY = 1e-30
@@ -140,7 +146,9 @@ def _neighborhood_sum(x: Tensor) -> Tensor:
 
 
 def smooth(x: Tensor, mask: Tensor) -> Tensor:
-    """Whether the neighbors of an observed entry tell most of it, as in an image."""
+    """Whether the neighbors of an observed entry tell most of it, as in an image; by some rows in the middle."""
+    first = max(0, (x.shape[-2] - SMOOTH_ROWS) // 2)
+    x, mask = x[..., first : first + SMOOTH_ROWS, :], mask[..., first : first + SMOOTH_ROWS, :]
     seen = mask.to(x.dtype)
     others = _neighborhood_sum(seen) - seen
     mean = x.sum((1, 2, 3), keepdim=True) / seen.sum((1, 2, 3), keepdim=True).clamp(min=1)

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from menet import linalg
+from menet import kernels, linalg
 from menet.errors import ConfigurationError
 from menet.estimators import solver
 from menet.estimators.base import check_stopping, checked
@@ -220,6 +220,8 @@ def _walk(
     estimate = before = torch.zeros_like(x)
     norms = linalg.spectral_norm(x)
     last = earlier = torch.full_like(norms, torch.inf)
+    # While the rank is low, steps in a subspace suffice.
+    low = torch.full_like(norms, x.shape[-1] > kernels.LARGEST, dtype=torch.bool)
     for threshold in levels.unbind(1):
         # Where λ is at least the norm of the matrix the estimate stays zero.
         above = torch.where(threshold < norms * (1 - 1e-12))[0]
@@ -228,6 +230,15 @@ def _walk(
         ahead = ((last - threshold) / (earlier - last)).nan_to_num(0, 0, 0).clamp(0, 1)[:, None, None]
         start = torch.lerp(before, estimate, 1 + ahead)
         before, earlier, last = estimate, last, threshold
+        index = above[low[above]]
+        if len(index):
+            part = x[index, None], mask[index, None], threshold[index]
+            found, taken, values = solver.low_rank(*part, tol, max_iter, start[index, None])
+            low[index] = taken > 0
+            done = index[taken > 0]
+            estimate = estimate.index_copy(0, done, found[taken > 0, 0])
+            iterations[done], rank[done] = taken[taken > 0], values[taken > 0]
+            above = above[~low[above]]
         if len(above):
             found, taken, _, _, values, _, scaled = solver.solve(
                 *(x[above, None], mask[above, None], threshold[above], None, tol, max_iter),

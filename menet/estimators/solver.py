@@ -227,18 +227,58 @@ def _attempt(
 
     if start is not None or mixing is not None or x.shape[-1] <= kernels.LARGEST:
         return steps(x, mask, threshold, start)
-    rough = (threshold > 0) & ~newton.smooth(x, mask)
-    if not bool(rough.any()):
-        return steps(x, mask, threshold, None)
-    part = x[rough], mask[rough], threshold[rough]
-    found = steps(*part, newton.low_rank(*part))
-    if bool(rough.all()):
-        return found
-    others = steps(x[~rough], mask[~rough], threshold[~rough], None)
-    whole = tuple(one.new_empty(len(x), *one.shape[1:]) for one in found)
-    for one, piece, other in zip(whole, found, others, strict=True):
-        one[rough], one[~rough] = piece, other
+    low = (threshold > 0) & ((newton.LOW_RANK * threshold >= size_of(x)) | ~newton.smooth(x, mask))
+    whole: tuple[Tensor, ...] = ()
+
+    def put(index: Tensor, found: tuple[Tensor, ...]) -> None:
+        nonlocal whole
+        if not whole:
+            whole = tuple(part.new_empty(len(x), *part.shape[1:]) for part in found)
+        for part, piece in zip(whole, found, strict=True):
+            part[index] = piece
+
+    groups = [(torch.where(~low)[0], None)]
+    if bool(low.any()):
+        index = torch.where(low)[0]
+        begin, taken, _ = low_rank(x[index], mask[index], threshold[index], tol, max_iter)
+        rest = torch.ones_like(taken, dtype=torch.bool) if keep else taken == 0
+        groups.append((index[rest], begin[rest]))
+        if not keep:
+            put(index, (begin, taken))
+    for index, begin in groups:
+        if len(index):
+            put(index, steps(x[index], mask[index], threshold[index], begin))
     return whole
+
+
+def low_rank(
+    x: Tensor, mask: Tensor, threshold: Tensor, tol: float, max_iter: int, start: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Blocks of one slice by steps in a subspace: estimates and, where these converged, iterations and rank.
+
+    Both are 0 where not, and everywhere without the compiled loop; the estimate is then one to start at.
+    """
+    if not kernels.suit(x, kernels.LARGEST_SOLVED):
+        none = torch.zeros(len(x), dtype=torch.long, device=x.device)
+        return newton.low_rank(x, mask, threshold) if start is None else start, none, none
+    from menet.kernels.low_rank import low_rank_each
+
+    size = x.shape[-1]
+    largest = min(newton.LARGEST_SUBSPACE, size // 48 * newton.START_RANK)
+    sketch = x.new_zeros(largest, -(-size // 16) * 16)
+    random = torch.Generator().manual_seed(0)
+    sketch[:, :size] = torch.randn(largest, size, generator=random, dtype=x.dtype)
+    begin = x[:0, 0] if start is None else start[:, 0].contiguous()
+    estimate, iterations = torch.empty_like(x), torch.empty(len(x), dtype=torch.long)
+    ranks = torch.empty_like(iterations)
+    settings = (
+        *(float(tol), min(newton.LOW_RANK_STEPS, max_iter), newton.START_STEPS),
+        *(newton.START_LEVEL, newton.START_FALL, _solvable(x.dtype, tol)),
+    )
+    tensors = x[:, 0], mask[:, 0], threshold, begin, sketch, estimate[:, 0], iterations, ranks
+    precision = torch.finfo(x.dtype)
+    low_rank_each(*(part.detach().numpy() for part in tensors), settings, precision.eps, precision.tiny)
+    return estimate, iterations, ranks
 
 
 def _compiled(
