@@ -136,12 +136,14 @@ def train_wgan(
     training = _Training(network, random, learning_rate)
     done = training.resume(checkpoint)
     device = network.first.bias.device
+    halves = {kind: device.type == kind and has_bfloat16(device) for kind in ("cpu", "cuda")}
     with (
         reporting("wgan", steps - done) as reporter,
         torch.inference_mode(False),
         torch.enable_grad(),
         # The cache would keep the rounded weights of the first step.
-        torch.autocast(device.type, torch.bfloat16, has_bfloat16(device), cache_enabled=False),
+        torch.autocast("cpu", torch.bfloat16, halves["cpu"], cache_enabled=False),
+        torch.autocast("cuda", torch.bfloat16, halves["cuda"], cache_enabled=False),
     ):
         for step in range(done, steps):
             # A constant rate ends on a noisy iterate; a linear decay, as the authors' for CIFAR-10, does not.
