@@ -52,6 +52,13 @@ def no_autocast(function: Function) -> Function:
     return wrapped  # type: ignore[return-value]
 
 
+def has_bfloat16(device: torch.device) -> bool:
+    """Whether `device` has instructions for bfloat16; one without them emulates it, slower than float32."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
 class _NoAutocast(torch.autograd.Function):
     """A differentiable function whose graph is kept aside, so that its backward pass is ours to start."""
 

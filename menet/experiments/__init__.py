@@ -50,6 +50,7 @@ EXPERIMENTS: dict[str, Callable[[], Experiment]] = {
     "table27": cifar10.table27,
     "certificate": beyond.certificate,
     "tubal-estimator": beyond.tubal_estimator,
+    "related-defenses": beyond.related_defenses,
     "cost": beyond.preprocessing_time,
 }
 

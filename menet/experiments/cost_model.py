@@ -16,8 +16,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from menet import models
 from menet.attacks.eot import MAX_BATCH
 from menet.baselines import PixelCNN, PixelCNNPlusPlus
+from menet.baselines.image_quilting import places
 from menet.baselines.pixel_cnn import PLUS_BATCH, PLUS_PASS, CausalConvolution
 from menet.baselines.pixel_cnn_plus import Convolution
+from menet.baselines.wgan import BATCH_SIZE, CRITIC_STEPS, Critic, Generator
 from menet.experiments.jobs import Certify, Evaluate, EvaluatePart, Job, Prepare, Train
 from menet.experiments.measures import FeatureVectors, Redistributed, Timing
 
@@ -43,6 +45,8 @@ SECONDS_PER_CALL = 1.0e-5
 """Seconds of a call of torch on little data."""
 CALLS_PER_LAYER = 8
 """Calls for one pixel in one layer of an autoregressive network."""
+CRITIC_PASSES = 12
+"""The cost of one step of a critic with gradient penalty, in its forward passes."""
 FORWARD_AND_BACKWARD = 3
 """The cost of a forward and backward pass, in forward passes."""
 
@@ -219,8 +223,31 @@ def _likelihood(defense: dict[str, Any], dataset: str) -> tuple[int, int, int, i
     return likelihood_operations(channels, side, **{**defaults, **settings})
 
 
+@cache
+def gan_operations(channels: int, side: int, latent: int = 64, features: int = 16) -> tuple[int, int, int]:
+    """Operations of the generator of Defense-GAN for one image, of its critic, and their parameters."""
+    network = Generator(channels, side, side, latent, features)
+    critic = Critic(channels, side, side, features)
+    counts = []
+    for part, given in ((network, torch.zeros(1, latent)), (critic, torch.zeros(1, channels, side, side))):
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            part(given)
+        counts.append(counter.get_total_flops())
+    return counts[0], counts[1], sum(one.numel() for part in (network, critic) for one in part.parameters())
+
+
+def _gan(defense: dict[str, Any], dataset: str) -> tuple[int, int, int]:
+    channels, side, *_ = _shape(dataset)
+    return gan_operations(channels, side, **{k: defense[k] for k in ("latent", "features") if k in defense})
+
+
 def _fitting(defense: dict[str, Any], dataset: str) -> Cost:
-    """Training PixelDefend's network of likelihoods, for as many steps as it may take."""
+    """Training the generative model of a defense, for as many steps as it may take."""
+    if defense.get("name") == "defense-gan":
+        generator, critic, parameters = _gan(defense, dataset)
+        images = defense.get("gan_steps", 2000) * BATCH_SIZE
+        a_step = CRITIC_STEPS * (CRITIC_PASSES * critic + generator) + FORWARD_AND_BACKWARD * (generator + critic)
+        return Cost(half_operations=images * a_step, disk=4 * 3 * parameters)
     if defense.get("name") != "pixel-defend":
         return Cost()
     operations, parameters, _, _ = _likelihood(defense, dataset)
@@ -242,8 +269,8 @@ def _training(job: Train) -> Cost:
         disk=3 * 4 * _operations(job)[1],
         overhead_seconds=passes / config.batch_size * PASS_OVERHEAD[preprocessed],
     )
-    # PixelDefend's classifier learns from images that are not purified.
-    unchanged = bool(job.prepared) or config.defense.get("name") == "pixel-defend"
+    # These classifiers learn from images that are not purified.
+    unchanged = bool(job.prepared) or config.defense.get("name") in ("pixel-defend", "defense-gan")
     cost = _passes(job, FORWARD_AND_BACKWARD * passes, 0 if unchanged else passes)
     if config.precision != "float32":
         cost = replace(cost, operations=0.0, half_operations=cost.operations)
@@ -263,6 +290,9 @@ def _evaluation(job: Evaluate) -> Cost:
     elif job.attack == "boundary":
         forward += 2 * 10 * settings["steps"]
         estimated += 2 * 10 * settings["steps"]
+    elif job.attack == "on-manifold":
+        forward += FORWARD_AND_BACKWARD * 2 * settings["steps"] * settings["starts"]
+        estimated += settings["starts"] * settings["eot"]
     else:
         gradients = settings.get("steps", 1) * settings.get("eot", 1) * settings.get("restarts", 1)
         forward += FORWARD_AND_BACKWARD * gradients
@@ -300,6 +330,13 @@ def _estimation(defense: dict[str, Any], dataset: str, count: float) -> Cost:
         calls = count / MAX_BATCH * side * side * layers * CALLS_PER_LAYER
         waiting = calls * SECONDS_PER_CALL
         return Cost(count * operations, estimation_seconds=waiting, images_estimated=waiting / GPU_ESTIMATION)
+    if defense.get("name") == "defense-gan":
+        passes = FORWARD_AND_BACKWARD * defense.get("steps", 40) * defense.get("starts", 4)
+        return Cost(count * passes * _gan(defense, dataset)[0])
+    if defense.get("name") == "image-quilting":
+        patch, overlap = defense.get("patch", 5), defense.get("overlap", 2)
+        queries = len(places(side, patch, overlap)) ** 2
+        return Cost(count * 2 * queries * defense.get("patches", 100_000) * channels * patch**2)
     seconds = CORE_ESTIMATION.get(defense.get("estimator", {}).get("name", ""), 1e-3)
     return Cost(estimation_seconds=images * seconds, images_estimated=images)
 

@@ -214,6 +214,12 @@ class Train(Job):
         if defense.get("name") == "pixel-defend":
             plus = defense.get("likelihood") == "pixel-cnn++"
             words.append("PixelCNN++ of its publication" if plus else "a small PixelCNN in place of PixelCNN++")
+        if defense.get("name") == "defense-gan":
+            steps = defense.get("gan_steps", 0)
+            words.append("the generator of its publication" if steps >= 200_000 else "a small generator")
+        if defense.get("name") == "image-quilting":
+            patches = defense.get("patches", 0)
+            words.append("the bank of its publication" if patches >= 1_000_000 else "a small bank")
         return ", ".join(words)
 
 

@@ -143,18 +143,30 @@ USUAL_MASKS = 10
 """Masks per image in the paper's training, but where their number is varied."""
 
 
-def _with_small_likelihood(config: TrainingConfig) -> TrainingConfig:
-    """PixelDefend with a small PixelCNN; `Train.described` says so in its row."""
-    small = {"name": "pixel-defend"}
-    return replace(config, defense=small) if config.defense.get("name") == "pixel-defend" else config
+PUBLISHED_SIZES = {
+    "pixel-defend": ("likelihood", "width", "layers", "mixtures", "steps"),
+    "image-quilting": ("patches",),
+    "defense-gan": ("steps", "starts", "method", "latent", "features", "gan_steps"),
+}
+"""Settings of baselines that only the scale of the paper has; at others they have their defaults."""
+SMOKE_SIZES: dict[str, dict[str, Any]] = {
+    "pixel-defend": {"channels": 1, "levels": 16, "width": 8, "layers": 2, "steps": 20},
+    "image-quilting": {"patches": 1000},
+    "defense-gan": {"latent": 8, "features": 2, "gan_steps": 10, "steps": 5, "starts": 2},
+}
+
+
+def _with_small_baseline(config: TrainingConfig) -> TrainingConfig:
+    """The defense without what its publication has and few machines can afford; `Train.described` says so."""
+    published = PUBLISHED_SIZES.get(config.defense.get("name", ""), ())
+    return replace(config, defense={k: v for k, v in config.defense.items() if k not in published})
 
 
 def _smoke_training(config: TrainingConfig) -> TrainingConfig:
     if config.recipe == "certificate":
         return replace(config, epochs=2, batch_size=20, limit=300, precision="float32")
-    defense = _with_small_likelihood(config).defense
-    if defense.get("name") == "pixel-defend":
-        defense = {**defense, "channels": 1, "levels": 16, "width": 8, "layers": 2, "steps": 20}
+    defense = _with_small_baseline(config).defense
+    defense = defense | SMOKE_SIZES.get(defense.get("name", ""), {})
     return replace(
         config, recipe="smoke", model="small", defense=defense, epochs=2, batch_size=20, limit=300,
         learning_rate=0.1, schedule="one-cycle", milestones=(), augmentation=False, every_copy=False, steps=2,
@@ -165,7 +177,7 @@ def _smoke_training(config: TrainingConfig) -> TrainingConfig:
 def _laptop_training(config: TrainingConfig) -> TrainingConfig:
     if config.recipe == "certificate":
         return config  # minutes of one core
-    config = _with_small_likelihood(config)
+    config = _with_small_baseline(config)
     short = recipes.by_name(config.dataset, "short")
     return replace(
         short, defense=config.defense, objective=config.objective, seed=config.seed, validation=0,
@@ -176,7 +188,7 @@ def _laptop_training(config: TrainingConfig) -> TrainingConfig:
 def _gpu_day_training(config: TrainingConfig) -> TrainingConfig:
     if config.recipe == "certificate":
         return config  # minutes of one core
-    config = _with_small_likelihood(config)
+    config = _with_small_baseline(config)
     if config.model in WIDE_NETWORKS:
         config = replace(config, model="resnet18")
     # The paper's epochs, but one estimate of an image in each, and layers in bfloat16 where a GPU has it.
@@ -186,7 +198,7 @@ def _gpu_day_training(config: TrainingConfig) -> TrainingConfig:
 def _cores_training(config: TrainingConfig) -> TrainingConfig:
     if config.recipe == "certificate":
         return config  # minutes of one core
-    config = _with_small_likelihood(config)
+    config = _with_small_baseline(config)
     # ε 0.3 on MNIST is too much for one step: N-FGSM overfits to it. The paper's LeNet affords PGD.
     robust: Objective = "adversarial" if config.dataset == "mnist" else "n-fgsm"
     objective: Objective = robust if config.objective == "adversarial" else "standard"

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from menet import models
 from menet.data import Dataset
 from menet.distributed import Worker
+from menet.linalg import has_bfloat16
 from menet.preprocessed import Preprocessed, classifier_channels, rebuild
 from menet.seeding import Stream, stream, stream_seed
 from menet.training.config import Precision, TrainingConfig
@@ -41,12 +42,16 @@ def build_model(
     if isinstance(model, Preprocessed):
         if fitted is None:
             images = dataset.images if chosen is None else _Subset(dataset.images, chosen)
-            resumes = checkpoint is not None and "checkpoint" in inspect.signature(model.fit).parameters
-            options = {"checkpoint": checkpoint} if resumes else {}
-            model.fit(images, stream(config.seed, Stream.FIT), **options)
+            fit_defense(model, images, config.seed, checkpoint)
         model.reseed(stream_seed(config.seed, Stream.MASKS))
         model.shard = (worker.rank, worker.world)
     return model
+
+
+def fit_defense(model: Preprocessed, images: Any, seed: int, checkpoint: Path | None = None) -> None:
+    """Fit a defense to training images; where that takes long it resumes from `checkpoint`."""
+    resumes = checkpoint is not None and "checkpoint" in inspect.signature(model.fit).parameters
+    model.fit(images, stream(seed, Stream.FIT), **({"checkpoint": checkpoint} if resumes else {}))
 
 
 @dataclass(frozen=True)
@@ -104,16 +109,10 @@ def number_type(precision: Precision, device: torch.device) -> torch.dtype:
     is slower than float32.
     """
     if precision == "auto":
-        return torch.bfloat16 if _has_bfloat16(device) else torch.float32
+        return torch.bfloat16 if has_bfloat16(device) else torch.float32
     return torch.bfloat16 if precision == "bfloat16" else torch.float32
 
 
 def autocast(dtype: torch.dtype, device: torch.device) -> torch.autocast:
     """A context in which layers compute in `dtype`; weights and estimators stay in float32."""
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16)
-
-
-def _has_bfloat16(device: torch.device) -> bool:
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()

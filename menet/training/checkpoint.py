@@ -25,6 +25,8 @@ from menet.preprocessed import Preprocessed, classifier_channels, describe, rebu
 from menet.training.config import TrainingConfig
 
 LAST, BEST = "last.safetensors", "best.safetensors"
+FIT = "fit.pt"
+"""The state of a defense's own training, in the folder until the run has ended."""
 
 LARGEST_SETTING = 1e9
 """Of any number among a defense's settings in a file; beyond it a number is a mistake or an attack."""

@@ -36,6 +36,7 @@ from menet.training.building import (
 )
 from menet.training.checkpoint import (
     BEST,
+    FIT,
     LAST,
     Progress,
     TrainState,
@@ -48,9 +49,6 @@ from menet.training.config import TrainingConfig, attack_strength_at, learning_r
 from menet.training.log import CURVES, Log, draw_curves, read_log
 from menet.training.objectives import BatchLoss, LossAndLogits, build_objective, training_attack, weakened
 from menet.training.validation import accuracy, check
-
-FIT = "fit.pt"
-"""The state of a defense's own training, in the folder until the run has ended."""
 
 
 @dataclass(frozen=True)

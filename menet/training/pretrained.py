@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import menet
+from menet import data
 from menet.errors import CheckpointError, ConfigurationError
 from menet.models import weights
-from menet.preprocessed import describe, rebuild
+from menet.preprocessed import Preprocessed, describe, rebuild
+from menet.training.building import fit_defense
 from menet.training.checkpoint import (
     DIGEST,
+    FIT,
     LAST,
     load_model,
     load_verified,
@@ -57,7 +60,8 @@ def pack(
     Weights are in half precision, matrices whose factors of rank `rank` take less are written as these, and large
     convolutions in 8 bits (`weights.pack`). Evaluate the file, not the run: that its accuracy stands has to be
     measured. With `defense` (its name and settings), the network gets that defense in front of it, without
-    training behind it.
+    training behind it; one that learns from data is fitted to the training images first, and resumes if this was
+    interrupted.
     """
     if rank < 1:
         raise ConfigurationError(f"expected rank >= 1, got {rank}")
@@ -71,6 +75,14 @@ def pack(
                 f"expected a network without a defense, got one behind {kept['defense']['name']}"
             )
         defended = rebuild(load_model(run), dict(defense))
+        if isinstance(defended, Preprocessed) and type(defended).fit is not Preprocessed.fit:
+            if not kept.get("dataset"):
+                raise ConfigurationError(
+                    f"expected a network that says its dataset, to fit {defended.name} to, got {os.fspath(run)}; "
+                    "pack a run of menet train"
+                )
+            images = data.load(str(kept["dataset"]), "train").images
+            fit_defense(defended, images, seed=0, checkpoint=Path(f"{os.fspath(path)}.{FIT}"))
         state, kept["defense"] = defended.state_dict(), describe(defended)
     save_with_digest(Path(path), weights.pack(state, rank), kept)
     return Path(path).stat().st_size

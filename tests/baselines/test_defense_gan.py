@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from jaxtyping import TypeCheckError
 from torch import Tensor, nn
 
 from menet import attacks
@@ -35,21 +36,23 @@ def fitted(generator) -> DefenseGAN:
     return model.fit(torch.rand(20, 1, 8, 8, generator=generator), generator)
 
 
-def test_projection_finds_the_nearest_image(generator):
+@pytest.mark.parametrize(("method", "steps"), [("l-bfgs", 30), ("gradient-descent", 800)])
+def test_projection_finds_the_nearest_image(method, steps, generator):
     images = torch.rand(5, 1, 2, 2, generator=generator, dtype=torch.float64)
     starts = torch.randn(5, 3, 2, generator=generator, dtype=torch.float64)
-    latents = project(Plane(), images, starts, steps=400, learning_rate=20.0)
+    latents = project(Plane(), images, starts, steps, method)
     torch.testing.assert_close(latents, (images.flatten(1)[:, :2] - 0.5) / 0.1, rtol=0, atol=1e-3)
 
 
-def test_unrolled_gradient_is_that_of_finite_differences(generator):
+@pytest.mark.parametrize("method", ["l-bfgs", "gradient-descent"])
+def test_unrolled_gradient_is_that_of_finite_differences(method, generator):
     network = Generator(1, 8, 8, latent=3, features=4).double().requires_grad_(False)
     wgan_module.reset(network, generator)
     images = torch.rand(2, 1, 8, 8, generator=generator, dtype=torch.float64)
-    starts = torch.randn(2, 1, 3, generator=generator, dtype=torch.float64)
+    starts = torch.randn(2, 2, 3, generator=generator, dtype=torch.float64)
 
-    def total(images: Tensor) -> Tensor:
-        return network(project(network, images, starts, steps=3)).square().sum()
+    def total(images: Tensor, unrolled: int | None = None) -> Tensor:
+        return network(project(network, images, starts, 4, method, unrolled)).square().sum()
 
     leaf = images.clone().requires_grad_()
     (slope,) = torch.autograd.grad(total(leaf), leaf)
@@ -58,18 +61,45 @@ def test_unrolled_gradient_is_that_of_finite_differences(generator):
     small = 1e-6
     measured = (total(images + small * direction) - total(images - small * direction)) / (2 * small)
     assert float((slope * direction).sum()) == pytest.approx(float(measured), rel=1e-4)
+    # Fewer steps in the graph: the same value, another gradient.
+    torch.testing.assert_close(total(leaf, 1), total(leaf))
+    (truncated,) = torch.autograd.grad(total(leaf, 1), leaf)
+    assert truncated.isfinite().all()
+    assert not torch.allclose(truncated, slope)
 
 
-def test_starts_that_diverge_are_not_chosen(generator):
+def test_lbfgs_comes_nearer_than_gradient_descent_and_never_moves_away(generator):
+    network = Generator(1, 12, 12, latent=6, features=4).requires_grad_(False)
+    wgan_module.reset(network, generator)
+    images = network(torch.randn(8, 6, generator=generator))
+    starts = torch.randn(8, 1, 6, generator=generator)
+
+    def errors(latents: Tensor) -> Tensor:
+        return (network(latents) - images).square().flatten(1).mean(1)
+
+    before, descended = errors(starts[:, 0]), errors(project(network, images, starts, 40, "gradient-descent"))
+    found = project(network, images, starts, 40)
+    assert bool((errors(found) < before).all())
+    # Two of the starts lie near other minima.
+    assert errors(found).median() < 1e-6 * descended.median()
+    # The answer for an image does not depend on the others in its batch.
+    torch.testing.assert_close(project(network, images[:1], starts[:1], 40), found[:1], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("method", ["l-bfgs", "gradient-descent"])
+def test_starts_that_diverge_are_not_chosen(method):
     class Cliff(nn.Module):
         def forward(self, latents: Tensor) -> Tensor:
             return latents.log().view(-1, 1, 1, 1)
 
     images = torch.zeros(1, 1, 1, 1)
-    starts = torch.tensor([[[-1.0], [1.2]]])
-    latents = project(Cliff(), images, starts, steps=50, learning_rate=0.05)
+    starts = torch.tensor([[[-1.0], [1.02]]])
+    latents = project(Cliff(), images, starts, 50, "l-bfgs")
     assert latents.item() == pytest.approx(1, abs=0.05)
-    assert project(Cliff(), images, starts[:, :1], steps=3).isfinite().all()
+    assert project(Cliff(), images, starts[:, :1], 3, method).isfinite().all()
+    leaf = images.clone().requires_grad_()
+    project(Cliff(), leaf, starts, 3, method).sum().backward()
+    assert leaf.grad.isfinite().all()
 
 
 @pytest.mark.parametrize(("height", "width"), [(28, 28), (8, 12), (1, 3)])
@@ -144,7 +174,7 @@ def test_on_manifold_stays_in_the_ball_and_finds_what_the_generator_can_make():
     plane = Plane()
 
     def defended(images: Tensor) -> Tensor:
-        return classifier(plane(project(plane, images, torch.zeros(len(images), 1, 2), 100, 20.0)))
+        return classifier(plane(project(plane, images, torch.zeros(len(images), 1, 2), 20)))
 
     images = torch.full((4, 1, 2, 2), 0.5)
     images[:, 0, 0, 0] = torch.tensor([0.45, 0.48, 0.55, 0.1])
@@ -175,5 +205,9 @@ def test_what_does_not_fit_is_refused(fitted, generator):
         train_wgan(Generator(1, 8, 8, 3, 1), torch.rand(2, 1, 4, 4), generator, steps=1)
     with pytest.raises(ConfigurationError, match="expected starts >= 1, got 0"):
         tiny(starts=0)
+    with pytest.raises(ConfigurationError, match="expected unrolled >= 1, got 0"):
+        tiny(unrolled=0)
+    with pytest.raises((ConfigurationError, TypeCheckError), match="method"):
+        tiny(method="newton")
     with pytest.raises(ConfigurationError, match="expected latent from 1 to 4096, got 0"):
         Generator(latent=0)

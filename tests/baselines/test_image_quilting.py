@@ -1,6 +1,8 @@
 """Image quilting: the cut against brute force, neighbors against all distances, compiled against torch."""
 
 import itertools
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -84,6 +86,28 @@ def test_bank_holds_patches_of_the_images(digits, generator):
     few = draw_patches(images, 7, 5, generator)
     assert few.shape == (7, 1, 5, 5)
     assert all((one == bank).flatten(1).all(1).any() for one in few)
+
+
+@pytest.mark.slow
+def test_a_bank_of_a_million_patches_stays_within_a_gigabyte():
+    code = """
+import resource, torch
+from menet.baselines import ImageQuilting
+def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def quilted(count, patches):
+    random = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (count, 3, 32, 32), generator=random, dtype=torch.uint8)
+    module = ImageQuilting(torch.nn.Identity(), patches=patches).eval().fit(images, random)
+    module(images[:2] / 255)
+    return len(module.bank)
+quilted(4, 1000)
+before = peak()
+print(quilted(10_000, 1_000_000), (peak() - before) * 1024)
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    patches, grown = map(int, found.stdout.split())
+    assert patches == 1_000_000
+    assert grown < 10**9
 
 
 def test_every_patch_is_one_of_the_neighbors(digits):

@@ -313,6 +313,36 @@ def test_pixel_defend_has_its_published_network_at_the_papers_scale_and_others_s
     assert cost_model.memory_of(at_paper) > 2 * cost_model.memory_of(at_day)
 
 
+def test_related_defenses_have_their_attacks_and_published_sizes_at_the_papers_scale_alone() -> None:
+    table = experiment("related-defenses")
+    assert isinstance(table, Table)
+    assert all(cell.ours for cell in table.cells)
+    columns = {
+        row: [cell.column for cell in table.cells if cell.row == row] for row in {c.row for c in table.cells}
+    }
+    for dataset in ("MNIST", "CIFAR-10"):
+        plain = ["Clean", "FGSM", "PGD 100"]
+        assert columns[f"{dataset} · Vanilla"] == plain
+        assert columns[f"{dataset} · Image quilting"] == [*plain, "BPDA+EOT"]
+        assert columns[f"{dataset} · Defense-GAN"] == [*plain, "exact", "BPDA+EOT", "on-manifold"]
+    for method, name, published in (
+        ("image-quilting", "patches", 1_000_000),
+        ("defense-gan", "gan_steps", 200_000),
+    ):
+        victim = model("cifar10", method)
+        assert transformed(victim, PAPER).config.defense[name] == published
+        assert transformed(victim, PAPER).described().endswith("of its publication")
+        for scale in (SMOKE, LAPTOP, CORES, GPU_DAY):
+            small = transformed(victim, scale)
+            assert small.config.defense.get(name, 0) < published
+            assert " a small " in small.described()
+        at_paper, at_cores = (transformed(victim, scale) for scale in (PAPER, CORES))
+        assert cost_model.hours_of(at_paper, gpu=False) > 10 * cost_model.hours_of(at_cores, gpu=False)
+    attack = next(cell.job for cell in table.at(SMOKE).cells if cell.column == "on-manifold")
+    assert isinstance(attack, Evaluate)
+    assert cost_model.cost_of(attack).operations > 0
+
+
 def test_the_page_tells_the_choices_that_the_code_makes() -> None:
     """What the paper leaves open: the page's words beside the defaults that the words are about."""
     page = " ".join(Path(__file__).parents[2].joinpath("docs/reproduce.md").read_text("utf-8").split())

@@ -109,6 +109,28 @@ def test_a_defense_in_front_of_a_network_that_was_trained_without(tmp_path):
         pretrained.pack(tmp_path / "b.safetensors", tmp_path / "c.safetensors", 1024, {"name": "jpeg"})
 
 
+def test_a_defense_that_learns_is_fitted_to_the_training_images(tmp_path):
+    inner = build("lenet", channels=1, classes=10, side=28, generator=torch.Generator().manual_seed(0))
+    header = {"architecture": weights.describe(inner)}
+    quilting = {"name": "image-quilting", "patches": 300, "patch": 4}
+    save_with_digest(tmp_path / "nameless.safetensors", inner.state_dict(), header)
+    with pytest.raises(
+        ConfigurationError, match="expected a network that says its dataset, to fit image-quilting"
+    ):
+        pretrained.pack(tmp_path / "nameless.safetensors", tmp_path / "b.safetensors", 64, quilting)
+    save_with_digest(tmp_path / "bare.safetensors", inner.state_dict(), header | {"dataset": "digits"})
+    pretrained.pack(tmp_path / "bare.safetensors", tmp_path / "b.safetensors", 64, quilting)
+    model = menet.load(tmp_path / "b.safetensors")
+    assert bool(model.fitted)
+    images = menet.data.load("digits", "train").images[:]
+    windows = images.unfold(2, 4, 1).unfold(3, 4, 1).flatten(4).flatten(0, 3)
+    assert set(map(tuple, model.bank.flatten(1)[:20].tolist())) <= set(map(tuple, windows.unique(dim=0).tolist()))
+    gan = {"name": "defense-gan", "latent": 3, "features": 1, "gan_steps": 1, "steps": 2, "starts": 2}
+    pretrained.pack(tmp_path / "bare.safetensors", tmp_path / "g.safetensors", 64, gan)
+    assert menet.load(tmp_path / "g.safetensors").settings()["height"] == 28
+    assert not list(tmp_path.glob("*.pt"))
+
+
 def test_weights_beyond_half_precision_are_refused():
     with pytest.raises(CheckpointError, match="half precision"):
         weights.pack({"w": torch.tensor([1e6])}, rank=1)

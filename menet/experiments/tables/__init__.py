@@ -16,7 +16,16 @@ from menet.experiments.plan import NAMES, Cell, Table
 from menet.training import recipes
 from menet.training.recipes import me_net
 
-Method = Literal["vanilla", "madry", "thermometer", "pixel-defend", "total-variation", "me-net"]
+Method = Literal[
+    "vanilla",
+    "madry",
+    "thermometer",
+    "pixel-defend",
+    "total-variation",
+    "image-quilting",
+    "defense-gan",
+    "me-net",
+]
 Training = Literal["standard", "adversarial"]
 Schedule = float | tuple[float, float]
 
@@ -31,10 +40,21 @@ BOUNDED, DEFENDED = "Boundary within ε", " from a defended copy"
 EOT = {"eot": 40, "steps": 200}
 """The setting of the third party that broke the published model: 200 steps of 5ε/200 over about 40 draws."""
 BASELINES: dict[str, dict[str, Any]] = {
-    "pixel-defend": {"likelihood": "pixel-cnn++", "width": 160, "layers": 5, "mixtures": 10, "steps": 400_000}
+    "pixel-defend": {"likelihood": "pixel-cnn++", "width": 160, "layers": 5, "mixtures": 10, "steps": 400_000},
+    "image-quilting": {"patches": 1_000_000},
+    "defense-gan": {
+        "steps": 200,
+        "starts": 10,
+        "method": "gradient-descent",
+        "unrolled": 10,
+        "latent": 128,
+        "features": 64,
+        "gan_steps": 200_000,
+    },
 }
-"""Settings of the baselines that differ from their defaults: PixelDefend has the network of its publication,
-which is trained until its held-out likelihood stops improving, for at most so many steps."""
+"""Settings of the baselines that differ from their defaults, as published: the network of PixelDefend, which is
+trained until its held-out likelihood stops improving, for at most so many steps; the bank of image quilting; and
+the generator of Defense-GAN, of whose projection exact gradients pass the last steps."""
 TRAININGS: tuple[tuple[str, Training], ...] = (("Prep.", "standard"), ("Prep. + Adv. train", "adversarial"))
 STEPS = (7, 20, 40, 100, 1000)
 """Steps of the white-box attacks."""
