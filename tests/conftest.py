@@ -4,7 +4,6 @@ import os
 import resource
 import signal
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -38,7 +37,7 @@ hypothesis.settings.register_profile("search", deadline=None, max_examples=1000,
 hypothesis.settings.load_profile("repeatable")
 
 SLOW_LIST = Path(__file__).with_name("slow.txt")
-SLOW_SECONDS = 0.7
+SLOW_SECONDS = 1.0
 """Processor time beyond which a test is left to `make test`, so that `make check` stays under two minutes."""
 
 
@@ -52,15 +51,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Of several processes none may be left alone with a long file in the end, so each begins with the longest.
     """
     listed = {} if config.getoption("list_slow") else _slow()
-    seconds: Counter[Path] = Counter()
+    seconds: dict[Path, dict[str, float]] = {}
     for item in items:
-        if _function(item) in listed:
+        name = _function(item)
+        if name in listed:
             item.add_marker(pytest.mark.slow)
+        if item.get_closest_marker("slow"):
+            # One that is marked but not listed yet is taken for a long one.
+            seconds.setdefault(item.path, {})[name] = listed.get(name, 10.0)
     if hasattr(config, "workerinput"):
-        chosen = {_function(item) for item in items}
-        for name in chosen & listed.keys():
-            seconds[config.rootpath / name.partition("::")[0]] += listed[name]
-        items.sort(key=lambda item: -seconds[item.path])
+        items.sort(key=lambda item: -sum(seconds.get(item.path, {}).values()))
 
 
 @pytest.hookimpl(hookwrapper=True)

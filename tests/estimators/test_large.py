@@ -148,12 +148,14 @@ def test_gradients():
     for shrinkage in (2.0, None):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
+            # With the default λ a singular value is barely left, and the solver is not precise enough for
+            # differences over 1e-6, the default.
             check = torch.autograd.gradcheck(
                 lambda x, level=shrinkage: factored(x, mask, level, **options),
                 tensor,
                 # The default λ is so small here that the minimizer is found to about 1e-8.
                 eps=1e-4,
-                atol=1e-3,
+                atol=3e-4,
                 fast_mode=True,
             )
         assert check
