@@ -272,7 +272,7 @@ def low_rank(
     estimate, iterations = torch.empty_like(x), torch.empty(len(x), dtype=torch.long)
     ranks = torch.empty_like(iterations)
     settings = (
-        *(float(tol), min(newton.LOW_RANK_STEPS, max_iter), newton.START_STEPS),
+        *(newton.LOW_RANK_TOLERANCE * tol, min(newton.LOW_RANK_STEPS, max_iter), newton.START_STEPS),
         *(newton.START_LEVEL, newton.START_FALL, _solvable(x.dtype, tol)),
     )
     tensors = x[:, 0], mask[:, 0], threshold, begin, sketch, estimate[:, 0], iterations, ranks
