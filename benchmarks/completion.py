@@ -98,7 +98,7 @@ def batches(side: int = 200, count: int = 64, compared: int = 2) -> None:
     mask = ~x.isnan()
     above = 1.3 * 0.1 * 2 * (0.6 * side) ** 0.5
     for name, shrinkage in (("λ = σ₁/50", None), (f"λ = {above:.1f}", above)):
-        estimator = SoftImpute(shrinkage, restore_observed=False, tol=2.5e-3)
+        estimator = SoftImpute(shrinkage, restore_observed=False, tol=1e-2)
         estimator(x[:1], mask[:1])
         _, ours = timed(lambda estimator=estimator: estimator(x, mask))
         reached = estimator.solve(x, mask)
@@ -152,7 +152,7 @@ def imputers(rows: int = 400, columns: int = 50) -> None:
 def paths(rows: int = 200, columns: int = 100) -> None:
     """20 values of λ and 5 folds against one cold solution at the smallest λ."""
     x, _ = table(rows, columns, 0.6)
-    tensor = torch.from_numpy(x)
+    tensor = torch.from_numpy(x).float()
     mask = ~tensor.isnan()
     smallest = 1e-2 * float(torch.linalg.matrix_norm(tensor.nan_to_num(), 2))
     soft_impute(tensor[:110], mask[:110], smallest, False, tol=1e-2)

@@ -17,6 +17,7 @@ Array = NDArray[Any]
 
 # Sparse products smaller than this are not worth a second thread.
 ENTRIES_PER_THREAD = 50_000
+LARGEST_VALUE = 1e140
 
 
 class Entries(NamedTuple):
@@ -104,6 +105,11 @@ def observed_entries(x: Any, mask: Any = None, weights: Any = None) -> Entries:
         entries = _from_dense(x, mask, weights)
     if not np.isfinite(entries.values).all():
         raise ConfigurationError("expected finite values at observed entries, got NaN or infinity")
+    largest = np.abs(entries.values).max(initial=0)
+    if largest > LARGEST_VALUE:
+        raise ConfigurationError(
+            f"expected values of at most {LARGEST_VALUE:.0e}, got {largest:.0e}, whose square overflows; scale x"
+        )
     if len(entries.weights):
         if not (np.isfinite(entries.weights).all() and entries.weights.min() >= 0):
             raise ConfigurationError(f"expected finite weights >= 0, got {entries.weights.min()}")

@@ -35,6 +35,8 @@ START_STEPS = 5
 LARGEST_SUBSPACE = 128
 LOW_RANK_STEPS = 40
 LOW_RANK = 200
+# These steps stop as soon as they may, Newton's far below their tolerance: a third of it makes both as exact.
+LOW_RANK_TOLERANCE = 0.3
 SMOOTH_ROWS = 64
 # A smaller λ, relative to the norm of the matrix, is taken as this: double precision does not resolve less.
 SMALLEST = 1e-9

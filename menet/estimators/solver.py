@@ -237,7 +237,7 @@ def _attempt(
         for part, piece in zip(whole, found, strict=True):
             part[index] = piece
 
-    groups = [(torch.where(~low)[0], None)]
+    groups: list[tuple[Tensor, Tensor | None]] = [(torch.where(~low)[0], None)]
     if bool(low.any()):
         index = torch.where(low)[0]
         begin, taken, _ = low_rank(x[index], mask[index], threshold[index], tol, max_iter)
@@ -245,9 +245,9 @@ def _attempt(
         groups.append((index[rest], begin[rest]))
         if not keep:
             put(index, (begin, taken))
-    for index, begin in groups:
+    for index, near in groups:
         if len(index):
-            put(index, steps(x[index], mask[index], threshold[index], begin))
+            put(index, steps(x[index], mask[index], threshold[index], near))
     return whole
 
 
@@ -272,7 +272,7 @@ def low_rank(
     estimate, iterations = torch.empty_like(x), torch.empty(len(x), dtype=torch.long)
     ranks = torch.empty_like(iterations)
     settings = (
-        *(float(tol), min(newton.LOW_RANK_STEPS, max_iter), newton.START_STEPS),
+        *(newton.LOW_RANK_TOLERANCE * tol, min(newton.LOW_RANK_STEPS, max_iter), newton.START_STEPS),
         *(newton.START_LEVEL, newton.START_FALL, _solvable(x.dtype, tol)),
     )
     tensors = x[:, 0], mask[:, 0], threshold, begin, sketch, estimate[:, 0], iterations, ranks

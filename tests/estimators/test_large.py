@@ -204,6 +204,7 @@ def test_bad_input_is_named(without_annotation_checks):
         (lambda: complete(x, weights=-np.ones(x.shape)), r"expected finite weights >= 0, got -1.0"),
         (lambda: complete(x, weights=np.ones(3)), r"expected weights of shape \(6, 5\), got \(3,\)"),
         (lambda: complete(np.where(np.isnan(x), np.inf, x)), "expected finite values at observed entries"),
+        (lambda: complete(1e300 * x), "expected values of at most 1e"),
         (lambda: complete(x, rank=0), "expected rank >= 1, got 0"),
         (lambda: complete(x, bounds=(1, 0)), "expected bounds"),
         (lambda: complete(np.ones(3)), r"expected a matrix .*, got shape \(3,\)"),
