@@ -13,6 +13,8 @@ from menet.evaluation import jsonl
 FORMAT = "menet.records/2"
 LARGEST = 10**7
 """Of the examples of a dataset, and of a radius in pixels: what is larger is a mistake or an attack."""
+MOST_CLASSES = 10**6
+"""Votes are counted in one number per class: a class of 2³¹ would take gigabytes."""
 
 Row = dict[str, Any]
 
@@ -273,6 +275,8 @@ def _fault(row: Row, evaluation: Mapping[str, Any]) -> str | None:
     for name in ("index", "label"):
         if not isinstance(row.get(name), int) or isinstance(row[name], bool):
             return f"has {name} = {row.get(name)!r:.40}, expected an integer"
+    if not 0 <= row["label"] < MOST_CLASSES:
+        return f"has label {row['label']!r:.40}, expected a class"
     fault = _type_fault(row, _ROW_TYPES)
     if fault:
         return fault
@@ -299,8 +303,9 @@ def _score_fault(row: Row, kind: str) -> str | None:
         return f"has no {kind} scores"
     for name in ("predictions", "ranks"):
         values = scores.get(name)
-        if not isinstance(values, list) or not values or not all(type(one) is int and one >= 0 for one in values):
-            return f"has {kind} {name} {values!r:.40}, expected integers >= 0"
+        whole = isinstance(values, list) and all(type(one) is int and 0 <= one < MOST_CLASSES for one in values)
+        if not whole or not values:
+            return f"has {kind} {name} {values!r:.40}, expected integers >= 0, of classes"
     if len(scores["predictions"]) != len(scores["ranks"]):
         return f"has {len(scores['predictions'])} {kind} predictions and {len(scores['ranks'])} ranks"
     mean = scores.get("mean")

@@ -9,6 +9,7 @@ import json
 import lzma
 import os
 import re
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -26,7 +27,10 @@ FORMAT = "menet.results/1"
 MODEL = "model.json"
 LARGEST = 2**26
 """Bytes of one file, unpacked, and draws in it, at most: a file from a stranger must not exhaust memory."""
-DAMAGE = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, AttributeError, MemoryError)
+DAMAGE = (
+    zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, AttributeError, MemoryError, SyntaxError,
+    tokenize.TokenError,
+)  # fmt: skip
 TOP = 5
 KINDS = ("clean", "adversarial")
 NUMBERS: dict[str, type[np.number[Any]]] = {"linf": np.float32, "l2": np.float32, "l0": np.int32}

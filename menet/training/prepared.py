@@ -7,6 +7,7 @@ shard carry a SHA-256, and what is read back is checked against the dataset and 
 import hashlib
 import io
 import json
+import tokenize
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -191,7 +192,7 @@ def damage(folder: Path, description: Description, shard: int) -> str | None:
     # The shape first: it is cheap, and it is what the description says rather than what the file claims.
     try:
         pixels = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError, SyntaxError) as error:
+    except (OSError, ValueError, EOFError, SyntaxError, OverflowError, tokenize.TokenError) as error:
         return f"is damaged ({' '.join(str(error).split())[:120]})"
     shape = description.shard_shape(shard)
     if pixels.shape != shape or pixels.dtype != np.uint8 or not pixels.flags.c_contiguous:

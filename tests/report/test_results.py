@@ -187,6 +187,8 @@ def with_value(value, *names):
         {"index": np.arange(9, dtype=np.int32) + 10**6},
         {"label": np.array(["0"] * 9)},
         {"label": np.zeros(9)},
+        {"label": np.full(9, 2**31)},
+        {"label": np.full(9, -1)},
         {"queries": np.full(9, 0.5)},
         {"perturbation.linf": None},
         {"member": np.full(9, 200, np.uint8)},
@@ -218,7 +220,8 @@ def test_nothing_of_many_is_not_listed(tmp_path):
     np.lib.format.write_array_header_1_0(npy, {"descr": "|S0", "fortran_order": False, "shape": (10**12,)})
     huge = io.BytesIO()
     np.lib.format.write_array_header_1_0(huge, {"descr": "<i8", "fortran_order": False, "shape": (10**14,)})
-    for content in (npy.getvalue(), huge.getvalue()):
+    torn = npy.getvalue().replace(b"}", b" ")
+    for content in (npy.getvalue(), huge.getvalue(), torn):
         with zipfile.ZipFile(path, "w") as archive:
             for name, column in results._columns(records()).items():
                 plain = io.BytesIO()

@@ -256,6 +256,8 @@ def test_shards_and_checksums_of_garbage_are_refused(folder, tmp_path, name):
         b"\xff\xfe",
         (folder / name).read_bytes()[:-3],
         (folder / "shard-00003.npy").read_bytes(),
+        # An array whose header never ends; of a checksum, none.
+        (folder / "shard-00001.npy").read_bytes().replace(b"}", b" ", 1),
     ):
         (copy / name).write_bytes(content)
         with pytest.raises(DataError, match="shard-00001"):
