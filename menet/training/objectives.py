@@ -49,7 +49,7 @@ class Standard:
     ) -> LossAndLogits:
         if self.prepared and isinstance(model, Preprocessed):
             model = model.classifier
-        if isinstance(model, Network):
+        if isinstance(model, Network) and model.partitions is not None:
             cells = model.cell_logits(images)
             every = labels.repeat_interleave(cells.shape[1])
             loss = smoothed_cross_entropy(cells.flatten(0, 1), every, self.label_smoothing)
