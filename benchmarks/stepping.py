@@ -86,7 +86,7 @@ def attacks(threat: ThreatModel, steps: int, draws: int) -> Iterator[tuple[str, 
         other = max(1, round(draws * factor))
         split: dict[str, Any] = {"threat": threat, "steps": steps * draws // other, "eot": other}
         name = f"… {split['steps']} steps × {other} draws"
-        yield name, PGD(**split)
+        yield name, Variant(**split)
         # As many draws behind each direction as by default: a gradient counts for 1 / (1 - momentum) steps.
         window = 1 - (1 - MomentumStep.MOMENTUM) * factor
         yield f"{name}, momentum {window:g}", Variant(**split, momentum=max(0.0, window))
