@@ -1,27 +1,23 @@
 """Ways of stepping against random models, at equal forward and backward passes.
 
-Each line is one attack of the same number of gradients (steps × draws). Robust accuracy is the mean over 20 fresh
-draws, with the standard error over examples. Give run folders of `menet train`; without any, an adversarially
-trained ME-Net on the embedded digits is made first, in some minutes.
+Each line is one attack of the same number of gradients (steps × draws), judged as in `benchmarks.strength`:
+robust accuracy over 20 fresh draws with a 95 % interval over the examples, and the difference to `pgd`, paired by
+example.
 """
 
-import argparse
 import math
-import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from menet import data
+from benchmarks.strength import Line, arguments, compare, subject
 from menet.attacks import APGD, PGD, Margin, ThreatModel
 from menet.attacks.ascent import MomentumStep, StepRule
 from menet.attacks.base import Task
-from menet.preprocessed import Preprocessed
-from menet.training import load_model, recipes, train
 
 Schedule = Callable[[float], float]
 SCHEDULES: dict[str, Schedule] = {
@@ -29,6 +25,14 @@ SCHEDULES: dict[str, Schedule] = {
     "linear": lambda done: 1 - done,
     "cosine": lambda done: (1 + math.cos(math.pi * done)) / 2,
 }
+
+
+@dataclass(frozen=True)
+class Probability:
+    """Minus the probability of the label."""
+
+    def __call__(self, logits: Tensor, labels: Tensor, targets: Tensor | None = None) -> Tensor:
+        return -functional.softmax(logits, 1).gather(1, labels[:, None]).squeeze(1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,71 +68,49 @@ class _Rule(StepRule):
         return None if self.settings.keep_best else last
 
 
-def attacks(threat: ThreatModel, steps: int, draws: int) -> dict[str, PGD]:
+def attacks(threat: ThreatModel, steps: int, draws: int) -> Iterator[tuple[str, PGD]]:
     """The lines of the table, the default of `pgd` first."""
     common: dict[str, Any] = {"threat": threat, "steps": steps, "eot": draws}
     constant = 2.5 * threat.epsilon / steps
-    return {
-        "pgd (momentum .75, cosine from ε/2, last)": PGD(**common),
-        "  highest loss instead of last": Variant(**common, keep_best=True),
-        "  no momentum": Variant(**common, momentum=0.0),
-        "  momentum .9": Variant(**common, momentum=0.9),
-        "  linear schedule": Variant(**common, schedule="linear"),
-        "  constant schedule": Variant(**common, schedule="constant"),
-        "  from ε/4": Variant(**common, first=0.25),
-        "  from ε": Variant(**common, first=1.0),
-        "  margin loss": Variant(**common, loss=Margin()),
-        "  half the draws, twice the steps": PGD(threat=threat, steps=2 * steps, eot=max(1, draws // 2)),
-        "  twice the draws, half the steps": PGD(threat=threat, steps=steps // 2, eot=2 * draws),
-        "constant steps of 2.5 ε / steps, highest loss": PGD(**common, step_size=constant, keep="best"),
-        "constant steps of 2.5 ε / steps, last": PGD(**common, step_size=constant, keep="last"),
-        "constant steps, one draw, as many gradients": PGD(
-            threat=threat, steps=steps * draws, step_size=constant, eot=1, keep="last"
-        ),
-        "APGD as published": APGD(**common, threshold=0.75, keep="best"),
-    }
+    yield "`pgd`: momentum 0.75, cosine from ε/2, last iterate", PGD(**common)
+    yield "… highest loss instead of the last iterate", Variant(**common, keep_best=True)
+    yield "… no momentum", Variant(**common, momentum=0.0)
+    yield "… momentum 0.9", Variant(**common, momentum=0.9)
+    yield "… linear schedule", Variant(**common, schedule="linear")
+    yield "… constant schedule", Variant(**common, schedule="constant")
+    yield "… from ε/4", Variant(**common, first=0.25)
+    yield "… from ε", Variant(**common, first=1.0)
+    yield "… margin loss", Variant(**common, loss=Margin())
+    yield "… probability loss", Variant(**common, loss=Probability())
+    for factor in (0.5, 0.2, 0.1, 2, 4):
+        other = max(1, round(draws * factor))
+        split: dict[str, Any] = {"threat": threat, "steps": steps * draws // other, "eot": other}
+        name = f"… {split['steps']} steps × {other} draws"
+        yield name, Variant(**split)
+        # As many draws behind each direction as by default: a gradient counts for 1 / (1 - momentum) steps.
+        window = 1 - (1 - MomentumStep.MOMENTUM) * factor
+        yield f"{name}, momentum {window:g}", Variant(**split, momentum=max(0.0, window))
+    yield "constant steps of 2.5 ε/steps, highest loss", PGD(**common, step_size=constant, keep="best")
+    yield "constant steps of 2.5 ε/steps, last iterate", PGD(**common, step_size=constant, keep="last")
+    yield "APGD as published", APGD(**common, threshold=0.75, keep="best")
 
 
 def main() -> None:
-    """Attack each run in every way, and print a line for each."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("runs", nargs="*", help="run folders; by default one on digits is made")
-    parser.add_argument("--data", default="digits", help="dataset")
-    parser.add_argument("--epsilon", type=float, default=0.3, help="budget ε, linf")
-    parser.add_argument("--images", type=int, default=100, help="number of test images")
+    """Attack each model in every way, and print a line for each."""
+    parser = arguments(__doc__)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--draws", type=int, default=10)
     parser.add_argument("--gradient", default="exact", choices=("exact", "bpda"))
     options = parser.parse_args([] if __name__ != "__main__" else None)
-    images, labels = data.load(options.data, "test").batch(slice(0, options.images))
-    with tempfile.TemporaryDirectory() as folder:
-        for run in options.runs or [trained(Path(folder))]:
-            model = load_model(run)
-            assert isinstance(model, Preprocessed)
-            threat = ThreatModel("linf", options.epsilon)
-            passes = f"{options.steps} steps × {options.draws} draws, {options.gradient} gradients"
-            print(f"{run}: {passes}, ε {options.epsilon:g}")
-            print(f"{'clean':<50} {accuracy(model, images, labels)}", flush=True)
-            for name, attack in attacks(threat, options.steps, options.draws).items():
-                view = model.with_gradient(options.gradient).reseed(1)
-                found = attack(view, images, labels, generator=torch.Generator().manual_seed(0))
-                print(f"{name:<50} {accuracy(model, found.images, labels)}", flush=True)
-
-
-def trained(folder: Path) -> Path:
-    """An adversarially trained ME-Net on digits."""
-    recipe = replace(
-        recipes.digits(), objective="adversarial", defense={"name": "me-net"}, model="small", epsilon=0.3
-    )
-    return train(recipe, folder / "run").folder
-
-
-@torch.no_grad()
-def accuracy(model: Preprocessed, images: Tensor, labels: Tensor, draws: int = 20) -> str:
-    """Expected accuracy over fresh draws in percent, with its standard error over examples."""
-    model.reseed(12345)
-    right = torch.stack([(model(images).argmax(1) == labels).double() for _ in range(draws)]).mean(0)
-    return f"{100 * right.mean():5.1f} ± {100 * right.std() / len(right) ** 0.5:.1f}"
+    settings = {name: getattr(options, name) for name in ("steps", "draws", "gradient")}
+    for name in options.models:
+        model = subject(name, options.defense)
+        view = model.with_gradient(options.gradient)
+        variants = attacks(ThreatModel("linf", options.epsilon), options.steps, options.draws)
+        chosen: list[Line] = [(line, attack, view) for line, attack in variants]
+        passes = f"{options.steps} steps × {options.draws} draws, {options.gradient} gradients"
+        print(f"{name} {options.defense or ''}: {passes}, ε {options.epsilon:g}")
+        compare(name, model, chosen, options, **settings)
 
 
 if __name__ == "__main__":

@@ -1,26 +1,37 @@
 """The standard suite against other evaluations of random defenses, at equal gradient passes on the same images.
 
-Robust accuracy is the mean over 50 fresh draws, with the standard error over examples; passes are forward and
-backward ones per example, as counted. Give run folders of `menet train` with a random defense.
+Robust accuracy is the mean over 20 fresh draws, the same for every line, with a 95 % interval over the examples;
+beside it the difference to the suite, paired by example. Passes are forward and backward ones per example, as
+counted. Models are run folders, or networks of `menet models list`, with a defense put in front if one is given.
+With `--rows`, each line is kept with its examples, and a line that is there is not measured again.
 """
 
 import argparse
+import json
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
+import menet
 from menet import data
 from menet.attacks import PGD, Attack, AttackResult, Margin, Standard, Task, ThreatModel
 from menet.attacks.external import NORMS, bridged
 from menet.attacks.standard import gradient_views
 from menet.errors import require
-from menet.training import load_model
+from menet.preprocessed import Preprocessed, rebuild
 
 Line = tuple[str, Attack, Callable[[Tensor], Tensor]]
+SUITE = "menet standard"
+BATCH = 100
+SCORING_DRAWS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,70 +66,181 @@ def lines(model: Callable[[Tensor], Tensor], threat: ThreatModel, passes: int) -
     views = gradient_views(model)
     exact, bpda = next(iter(views.values())), list(views.values())[-1]
     paper_step = 0.01 if threat.epsilon > 0.1 else 2 / 255
-    yield "menet standard", Standard(threat=threat, budget=passes), model
-    yield "AutoAttack rand, as published", PublishedRand(threat=threat, steps=passes // 40, draws=20), exact
-    plain = PGD(threat=threat, steps=passes, step_size=paper_step, eot=1, keep="last")
-    yield f"the paper's BPDA-{passes}", plain, bpda
-    for draws in (10, 20):
-        steps = passes // draws
-        eot = PGD(threat=threat, steps=steps, step_size=2.5 * threat.epsilon / steps, eot=draws, keep="last")
-        yield f"BPDA + EOT, {steps} steps × {draws} draws", eot, bpda
+    yield SUITE, Standard(threat=threat, budget=passes), model
     many = max(1, passes // 20)
     few = PGD(threat=threat, steps=20, step_size=threat.epsilon / 4, eot=many, loss=Margin(), keep="last")
     yield f"margin, 20 steps × {many} draws", few, exact
-    for draws in (1, 5, 20):
+    for draws, size in ((5, 2.5), (20, 2.5), (1, None)):
         steps = passes // draws
-        for name, size in (("2.5 ε/steps", 2.5 * threat.epsilon / steps), ("ε/8", threat.epsilon / 8)):
-            constant = PGD(threat=threat, steps=steps, step_size=size, eot=draws, keep="last")
-            yield f"exact, {steps} steps × {draws} draws, {name}", constant, exact
+        length = size * threat.epsilon / steps if size else threat.epsilon / 8
+        constant = PGD(threat=threat, steps=steps, step_size=length, eot=draws, keep="last")
+        name = f"exact, {steps} steps × {draws} draw{'s' * (draws > 1)} of {'2.5 ε/steps' if size else 'ε/8'}"
+        yield name, constant, exact
+    yield "AutoAttack rand, as published", PublishedRand(threat=threat, steps=passes // 40, draws=20), exact
+    plain = PGD(threat=threat, steps=passes, step_size=paper_step, eot=1, keep="last")
+    yield f"the paper's BPDA-{passes}", plain, bpda
+    steps = passes // 10
+    eot = PGD(threat=threat, steps=steps, step_size=2.5 * threat.epsilon / steps, eot=10, keep="last")
+    yield f"BPDA + EOT, {steps} steps × 10 draws", eot, bpda
 
 
-def main() -> None:
-    """Evaluate each run in every way, and print a line for each."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("runs", nargs="+", help="run folders")
+def arguments(description: str | None) -> argparse.ArgumentParser:
+    """The options that benchmarks of attacks have in common."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("models", nargs="*", default=["mnist-menet-adversarial"], help="run folders or names")
+    parser.add_argument("--defense", help="a defense to put in front, as JSON with its name and settings")
     parser.add_argument("--data", default="mnist", help="dataset")
     parser.add_argument("--epsilon", type=float, default=0.3, help="budget ε, linf")
     parser.add_argument("--images", type=int, default=200, help="number of test images")
-    parser.add_argument("--passes", type=int, default=600, help="gradient passes per example")
-    parser.add_argument("--only", default="", help="only the lines that contain this text")
-    options = parser.parse_args()
+    parser.add_argument("--only", nargs="*", default=[""], help="only the lines that contain one of these texts")
+    parser.add_argument("--bfloat16", action="store_true", help="attack in bfloat16; scored in float32")
+    parser.add_argument("--rows", type=Path, help="file of JSON lines to keep the examples in")
+    return parser
+
+
+def main() -> None:
+    """Evaluate each model in every way, and print a line for each."""
+    parser = arguments(__doc__)
+    parser.add_argument("--passes", type=int, default=400, help="gradient passes per example")
+    parser.add_argument("--table", action="store_true", help="print the table of the rows in Markdown, only")
+    options = parser.parse_args([] if __name__ != "__main__" else None)
+    if options.table:
+        sys.stdout.writelines(markdown(read(options.rows)))
+        return
+    threat = ThreatModel("linf", options.epsilon)
+    for name in options.models:
+        model = subject(name, options.defense)
+        print(f"{name} {options.defense or ''}: {options.images} images, {options.passes} gradient passes")
+        compare(name, model, list(lines(model, threat, options.passes)), options, passes=options.passes)
+
+
+def subject(name: str, defense: str | None = None) -> Preprocessed:
+    """The model of that name in evaluation mode, behind `defense` if one is given."""
+    model = menet.load(name).eval()
+    model = rebuild(model, json.loads(defense)).eval() if defense else model
+    if not isinstance(model, Preprocessed):
+        raise SystemExit(f"expected a model with a preprocessing, got {name} without; give --defense")
+    return model
+
+
+def compare(
+    name: str, model: Preprocessed, chosen: Sequence[Line], options: argparse.Namespace, **settings: Any
+) -> list[dict[str, Any]]:
+    """Run each attack on the same images and print its line, with the difference to the first of them."""
     images, labels = data.load(options.data, "test").batch(slice(0, options.images))
-    for run in options.runs:
-        model = load_model(run).eval()
-        print(f"{run}: {options.images} images, {options.passes} gradient passes, ε {options.epsilon:g}")
-        print(f"{'clean':<45} {accuracy(model, images, labels)}", flush=True)
-        for name, attack, view in lines(model, ThreatModel("linf", options.epsilon), options.passes):
-            if options.only not in name:
-                continue
-            model.reseed(1)
-            began = time.perf_counter()
-            generator = torch.Generator().manual_seed(0)
-            parts = [
-                attack(view, images[start : start + 100], labels[start : start + 100], generator=generator)
-                for start in range(0, len(images), 100)
-            ]
-            found = torch.cat([part.images for part in parts])
-            forward, backward = (
-                torch.cat([getattr(part, kind) for part in parts]).double().mean()
-                for kind in ("queries", "gradients")
-            )
-            print(
-                f"{name:<45} {accuracy(model, found, labels)}   "
-                f"{forward:5.0f} + {backward:5.0f} passes  {time.perf_counter() - began:5.0f} s",
-                flush=True,
-            )
-            members = [member for part in parts for member in part.members or ()]
-            for member in dict.fromkeys(members):
-                print(f"    {members.count(member):4d}  {member}", flush=True)
+    key = {"model": name, "defense": options.defense, "data": options.data, "epsilon": options.epsilon}
+    key |= {"images": len(images), "bfloat16": options.bfloat16, **settings}
+    there = {row["attack"]: row for row in read(options.rows) if {part: row.get(part) for part in key} == key}
+    print(f"{'clean':<50} {interval(expected(model, images, labels))}", flush=True)
+    rows: list[dict[str, Any]] = []
+    for line, attack, view in chosen:
+        if not any(text in line for text in options.only):
+            continue
+        row = there.get(line)
+        if row is None:
+            row = {**key, "attack": line, **attacked(attack, view, model, images, labels, options.bfloat16)}
+            if options.rows is not None:
+                with options.rows.open("a") as file:
+                    file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        rows.append(row)
+        print(described(row, rows[0]), flush=True)
+        for member, count in row["members"].items():
+            print(f"    {count:4d}  {member}", flush=True)
+    return rows
+
+
+@contextmanager
+def bfloat16(model: Preprocessed) -> Iterator[None]:
+    """The network computes in bfloat16 and answers in float32; preprocessing stays in float32."""
+    hooks = [
+        module.register_forward_hook(lambda module, given, logits: logits.float())
+        for module in (model, model.classifier)
+    ]
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def attacked(
+    attack: Attack,
+    view: Callable[[Tensor], Tensor],
+    model: Preprocessed,
+    images: Tensor,
+    labels: Tensor,
+    fast: bool = False,
+) -> dict[str, Any]:
+    """What an attack found through `view`, and what it took."""
+    model.reseed(1)
+    began, generator = time.process_time(), torch.Generator().manual_seed(0)
+    with bfloat16(model) if fast else nullcontext():
+        parts = [
+            attack(view, images[start : start + BATCH], labels[start : start + BATCH], generator=generator)
+            for start in range(0, len(images), BATCH)
+        ]
+    seconds = time.process_time() - began
+    counts = [torch.cat([getattr(part, kind) for part in parts]) for kind in ("queries", "gradients")]
+    forward, backward = (float(count.double().mean()) for count in counts)
+    members = [member for part in parts for member in part.members or ()]
+    right = expected(model, torch.cat([part.images for part in parts]), labels)
+    return {
+        "correct": [round(float(one), 4) for one in right],
+        "forward": round(forward),
+        "backward": round(backward),
+        "seconds": round(seconds),
+        "members": {member: members.count(member) for member in dict.fromkeys(members)},
+    }
 
 
 @torch.no_grad()
-def accuracy(model: torch.nn.Module, images: Tensor, labels: Tensor, draws: int = 50) -> str:
-    """Expected accuracy over fresh draws in percent, with its standard error over examples."""
-    model.reseed(12345)  # type: ignore[operator]
-    right = torch.stack([(model(images).argmax(1) == labels).double() for _ in range(draws)]).mean(0)
-    return f"{100 * right.mean():5.1f} ± {100 * right.std() / len(right) ** 0.5:.1f}"
+def expected(model: Preprocessed, images: Tensor, labels: Tensor, draws: int = SCORING_DRAWS) -> Tensor:
+    """Of each example, the fraction of fresh draws that classify it correctly."""
+    model.reseed(12345)
+    return torch.stack([(model(images).argmax(1) == labels).double() for _ in range(draws)]).mean(0)
+
+
+def interval(right: Tensor | Sequence[float], sign: str = "") -> str:
+    """A mean in percent with half of its 95 % interval over examples."""
+    values = 100 * np.asarray(right)
+    return f"{values.mean():{sign}5.1f} ± {1.96 * values.std(ddof=1) / len(values) ** 0.5:.1f}"
+
+
+def difference(row: dict[str, Any], reference: dict[str, Any]) -> str:
+    """How much higher accuracy is than in `reference`, paired by example."""
+    return interval(np.subtract(row["correct"], reference["correct"]), "+")  # type: ignore[arg-type]
+
+
+def described(row: dict[str, Any], reference: dict[str, Any]) -> str:
+    """One line of the output."""
+    cost = f"{row['forward']:5d} + {row['backward']:5d} passes  {row['seconds']:4d} s"
+    beside = difference(row, reference) if row is not reference else ""
+    return f"{row['attack']:<50} {interval(row['correct'])}   {beside:<14} {cost}"
+
+
+def read(path: Path | None) -> list[dict[str, Any]]:
+    """The rows of a file; none if there is no file."""
+    if path is None or not path.is_file():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def markdown(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """The rows as one table for each model and number of passes."""
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        key = (row["model"], row["defense"], row["data"], row["epsilon"], row["images"], row.get("passes"))
+        groups.setdefault(key, []).append(row)
+    for (model, defense, name, epsilon, images, passes), lines_of in groups.items():
+        before = f" behind `{defense}`" if defense else ""
+        yield f"\n`{model}`{before}: {images} images of {name}, ε {epsilon:g}, {passes} gradient passes\n\n"
+        yield "| evaluation | robust accuracy, % | more than the first | forward + backward |\n"
+        yield "|---|---|---|---|\n"
+        for row in lines_of:
+            beside = difference(row, lines_of[0]) if row is not lines_of[0] else ""
+            cost = f"{row['forward']:,} + {row['backward']:,}"
+            yield f"| {row['attack'].strip()} | {interval(row['correct'])} | {beside} | {cost} |\n"
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from menet.attacks.ascent import Ascent, FixedStep, Keep, LossOracle, MomentumStep, SparseStep, StepRule, ascend
-from menet.attacks.base import Attack, AttackResult, Task, default_draws
+from menet.attacks.base import RANDOM_DRAWS, Attack, AttackResult, Task, default_draws
 from menet.attacks.eot import MAX_BATCH, ExpectedLoss
 from menet.attacks.losses import CROSS_ENTROPY, MARGIN_50, Loss
 from menet.attacks.threat import CIFAR10, ThreatModel
@@ -71,7 +71,7 @@ class PGD(Attack):
         if threat.norm == "l0":
             return SparseStep(threat, origin)
         if random:
-            return MomentumStep(threat, origin, self.steps)
+            return MomentumStep(threat, origin, self.steps, self.eot or RANDOM_DRAWS)
         return FixedStep(threat, origin, 2.5 * threat.reach(origin) / self.steps)
 
     def resolved(self, random: bool) -> Self:

@@ -24,8 +24,10 @@ from menet.errors import ConfigurationError, NotDifferentiable
 Budget = Literal["quick", "standard", "thorough"]
 PASSES: dict[str, int] = {"quick": 400, "standard": 2500, "thorough": 20000}
 """Gradient passes per example that withstands every attack."""
-FIRST_STEPS, LEAST_STEPS = 40, 10
-"""Steps of the first attack before others get any, and of any other."""
+FIRST_PASSES, LEAST_PASSES = 400, 100
+"""Gradient passes of the first attack before others get any, and of any other."""
+GRADIENT_DRAWS = 1
+"""Draws in each gradient. Steps remember the gradients before them, so that more and noisier ones find more."""
 CLEAN = "none (clean image)"
 
 
@@ -61,7 +63,7 @@ class Standard(Attack):
     max_batch: int = MAX_BATCH
     gradients_only: bool = False
     """Leave out the attacks that take no gradient of the model: part of a suite, not to be reported as one."""
-    version: int = field(default=1, init=False)
+    version: int = field(default=2, init=False)
     """Changes whenever the same budget would find other images; results name it."""
 
     targetable: ClassVar[bool] = False
@@ -82,7 +84,7 @@ class Standard(Attack):
 
     @property
     def draws(self) -> int:
-        """Draws in each gradient and each score."""
+        """Draws in each score."""
         return 20 if self.passes >= 10_000 else min(10, self.passes)
 
     @property
@@ -125,13 +127,13 @@ class Standard(Attack):
     def _members(self, task: Task) -> Iterator[Member]:
         views = gradient_views(task.model.model)
         common: dict[str, Any] = {"threat": self.threat, "max_batch": self.max_batch}
-        steps = self.passes // self.draws
         # The first view is the one that derivatives are exact in, where the model offers one.
         (name, model), *others = views.items()
-        shares = _shares(steps, others=len(others))
+        shares = _shares(self.passes, others=len(others))
 
-        def pgd(count: int, **settings: Any) -> PGD:
-            return PGD(steps=count, eot=self.draws, **common, **settings)
+        def pgd(passes: int, **settings: Any) -> PGD:
+            draws = min(GRADIENT_DRAWS, passes)
+            return PGD(steps=passes // draws, eot=draws, **common, **settings)
 
         yield Member(f"{name}, cross-entropy", pgd(shares["cross-entropy"], loss=CROSS_ENTROPY), model)
         if shares["margin"]:
@@ -139,7 +141,7 @@ class Standard(Attack):
         for other, view in others if shares["others"] else ():
             yield Member(f"{other}, cross-entropy", pgd(shares["others"] // len(others)), view)
         if shares["targeted"]:
-            classes = min(9, shares["targeted"] // LEAST_STEPS)
+            classes = min(9, shares["targeted"] // LEAST_PASSES)
             towards = pgd(shares["targeted"] // classes, loss=MARGIN)
             targeted = MultiTargeted(towards, classes=classes, draws=self.draws, max_batch=self.max_batch)
             yield Member(f"{name}, targeted margin", targeted, model)
@@ -148,7 +150,7 @@ class Standard(Attack):
         surrogate = own_classifier(task)
         if surrogate is not None:
             yield Member("transfer from its classifier", APGD(steps=50, loss=MARGIN, **common), surrogate, False)
-        yield self._from_scores(task.model.model, steps)
+        yield self._from_scores(task.model.model, self.passes // self.draws)
 
     def _deterministic_members(self, task: Task) -> Iterator[Member]:
         model, views = task.model.model, gradient_views(task.model.model)
@@ -247,10 +249,10 @@ def own_classifier(task: Task) -> Model | None:
     return classifier
 
 
-def _shares(steps: int, others: int) -> dict[str, int]:
-    """Steps of each gradient attack. One attack that converges finds more than several that do not."""
-    spare = max(0, steps - max(FIRST_STEPS, int(0.4 * steps)))
+def _shares(passes: int, others: int) -> dict[str, int]:
+    """Gradient passes of each attack. One attack that converges finds more than several that do not."""
+    spare = max(0, passes - max(FIRST_PASSES, int(0.4 * passes)))
     parts = {"margin": 0.4, "others": 0.25 if others else 0.0, "targeted": 0.35}
     shares = {name: int(part * spare) for name, part in parts.items()}
-    shares = {name: count if count >= LEAST_STEPS else 0 for name, count in shares.items()}
-    return {"cross-entropy": max(1, steps - sum(shares.values())), **shares}
+    shares = {name: count if count >= LEAST_PASSES else 0 for name, count in shares.items()}
+    return {"cross-entropy": passes - sum(shares.values()), **shares}

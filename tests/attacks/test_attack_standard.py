@@ -1,6 +1,7 @@
 """The standard suite: strong in expectation, honest in what it selects on, and noticed when it is weakened."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,11 +9,15 @@ from attack_models import LINF, RandomMasks, accuracy
 from torch import Tensor, nn
 
 import menet.attacks.standard as suite_module
+import menet.evaluation.runner as runner_module
 from menet.attacks import PGD, LowFrequency, Margin, RandomSearch, Standard, ThreatModel, build
+from menet.attacks.eot import ExpectedLoss
 from menet.attacks.standard import CLEAN, PASSES
 from menet.errors import ConfigurationError
 from menet.evaluation import EvaluationSettings, evaluate
 from menet.evaluation.attack_spec import AttackRun
+from menet.evaluation.scoring import score
+from menet.seeding import batch_seed
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -20,12 +25,15 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 class MaskedLinear(nn.Module):
-    """Two classes by the sign of w·(mask∘x)/p + b: the best perturbation in expectation is -ε·sign(w)."""
+    """Two classes by the sign of w·(mask∘x)/p + b: the best perturbation in expectation is -ε·sign(w).
 
-    def __init__(self, p: float = 0.2) -> None:
+    With `noise`, w has an error of that size in each draw: the gradient of one draw misleads.
+    """
+
+    def __init__(self, p: float = 0.2, noise: float = 0.0) -> None:
         super().__init__()
         self.weight = torch.randn(1, 8, 8, generator=generator(5))
-        self.p = p
+        self.p, self.noise = p, noise
         self.reseed(0)
 
     def reseed(self, seed: int) -> None:
@@ -33,12 +41,16 @@ class MaskedLinear(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         mask = torch.rand(images.shape, generator=self.generator) < self.p
-        score = ((images - 0.4) * mask * self.weight).sum((1, 2, 3)) / self.p + 6
+        weight = self.weight + self.noise * torch.randn(images.shape, generator=self.generator)
+        score = ((images - 0.4) * mask * weight).sum((1, 2, 3)) / self.p + 6
         return torch.stack([score, -score], 1)
 
 
 class Coin(nn.Module):
     """Predicts by chance alone, whatever the image: no attack can lower its accuracy of one half."""
+
+    sensitive = False
+    """Whether the same draw may fall otherwise for another image."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,6 +61,8 @@ class Coin(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         chance = torch.randn(len(images), generator=self.generator)
+        if self.sensitive:
+            chance = chance * torch.sin(1e4 * images.sum((1, 2, 3)))
         still = 0.0 * images.sum((1, 2, 3))
         return torch.stack([chance + still, -chance - still], 1)
 
@@ -84,39 +98,69 @@ SMALL = ThreatModel("linf", 0.05)
 
 
 def test_the_suite_finds_the_perturbation_that_is_best_in_expectation():
-    assert reached(Standard(threat=SMALL, budget=400), MaskedLinear()) > 0.93
+    assert reached(Standard(threat=SMALL, budget=400), MaskedLinear(p=0.5, noise=2)) > 0.93
 
 
 def test_a_dropped_expectation_is_noticed(monkeypatch):
-    monkeypatch.setattr(Standard, "draws", 1)
-    assert reached(Standard(threat=SMALL, budget=40), MaskedLinear()) < 0.9
+    """Gradients that all come from one draw: the bound of the test above must tell the difference."""
+    sound = ExpectedLoss._gradient_of
+
+    def of_one_draw(self, *given):
+        self.model.model.reseed(1)
+        return sound(self, *given)
+
+    monkeypatch.setattr(ExpectedLoss, "_gradient_of", of_one_draw)
+    assert reached(Standard(threat=SMALL, budget=400), MaskedLinear(p=0.5, noise=2)) < 0.8
 
 
 def test_a_weakened_member_is_noticed(monkeypatch):
     class Lazy(PGD):
         def step_rule(self, task):
             rule = super().step_rule(task)
-            rule.first_size = 1e-6
+            rule.first_size /= 1000
             return rule
 
     monkeypatch.setattr(suite_module, "PGD", Lazy)
-    assert reached(Standard(threat=SMALL, budget=400, gradients_only=True), MaskedLinear()) < 0.5
+    suite = Standard(threat=SMALL, budget=400, gradients_only=True)
+    assert reached(suite, MaskedLinear(p=0.5, noise=2)) < 0.5
+
+
+def accuracy_of_the_coin(folder: Path) -> float:
+    """Expected robust accuracy as `evaluate` reports it for a model that no attack can change."""
+    images, labels = gray(200)
+    run = AttackRun("standard", Standard(threat=SMALL, budget=20), Coin())
+    settings = EvaluationSettings(draws=20)
+    found = evaluate(run.model, Examples(images, labels), [run], folder, settings)["standard"]
+    assert {row["member"] for row in found.rows} <= {CLEAN, "gradient, cross-entropy", "random search"}
+    assert all(row["gradients"] >= 0 for row in found.rows)
+    return sum(rank == 0 for row in found.rows for rank in row["adversarial"]["ranks"]) / (200 * 20)
+
+
+CHANCE = 4 * 0.5 / math.sqrt(200 * 20)
 
 
 def test_selection_is_not_scoring(tmp_path):
     """Chosen on the draws it is scored on, the worst of several candidates would look worse than chance."""
-    images, labels = gray(200)
-    run = AttackRun("standard", Standard(threat=SMALL, budget=20), Coin())
-    settings = EvaluationSettings(draws=20)
-    found = evaluate(run.model, Examples(images, labels), [run], tmp_path, settings)["standard"]
-    right = sum(rank == 0 for row in found.rows for rank in row["adversarial"]["ranks"]) / (200 * 20)
-    assert abs(right - 0.5) < 4 * 0.5 / math.sqrt(200 * 20)
-    assert {row["member"] for row in found.rows} <= {
-        CLEAN,
-        "gradient, cross-entropy",
-        "random search",
-    }
-    assert all(row["gradients"] >= 0 for row in found.rows)
+    assert abs(accuracy_of_the_coin(tmp_path) - 0.5) < CHANCE
+
+
+def test_a_selection_on_the_scoring_draws_is_noticed(tmp_path, monkeypatch):
+    """A suite that knows the scoring seed, and a model whose draw follows the image too, as with any defense."""
+    seed = 7
+
+    def on_scoring_draws(self, images, examples):
+        self.task.model.model.reseed(seed)
+        scores = score(self.task.model.model, images, self.task.labels[examples], self.draws)
+        return (scores.ranks == 0).sum(0), scores.mean_probability
+
+    def known(given: int, purpose: str, label: str, first: int) -> int:
+        return seed if purpose == "scoring" else batch_seed(given, purpose, label, first)
+
+    monkeypatch.setattr(Coin, "sensitive", True)
+    sound = accuracy_of_the_coin(tmp_path / "sound")
+    monkeypatch.setattr(suite_module._Selection, "_score", on_scoring_draws)
+    monkeypatch.setattr(runner_module, "batch_seed", known)
+    assert abs(sound - 0.5) < CHANCE < 0.5 - accuracy_of_the_coin(tmp_path / "unsound")
 
 
 def test_members_and_selection_use_different_draws(masked, some):
@@ -169,7 +213,7 @@ def test_a_deterministic_model_gets_autoattack(plain, some):
 
 def test_settings_are_checked_and_recorded():
     assert build("standard", epsilon=0.1, budget="quick").passes == PASSES["quick"]
-    assert Standard(budget=123).version == 1
+    assert Standard(budget=123).version == 2
     for budget in ("slow", 0, True):
         with pytest.raises(ConfigurationError, match="expected budget"):
             Standard(budget=budget)

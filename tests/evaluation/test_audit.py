@@ -15,7 +15,7 @@ from menet import cli, progress
 from menet.attacks import PGD, AttackResult, ThreatModel
 from menet.errors import ConfigurationError
 from menet.evaluation import AuditSettings, audit, score
-from menet.evaluation.audit import CHECKS, failed
+from menet.evaluation.audit import CHECKS, AuditedModel, failed, planned_passes
 
 SETTINGS = AuditSettings(
     threat=THREAT,
@@ -185,6 +185,14 @@ def test_an_attack_with_too_few_draws_is_caught(defended, digits):
     finding = found(model, digits.batch(slice(0, 80)), settings, checks=("draws (EOT)",))["draws (EOT)"]
     assert finding.status == "fail"
     assert finding.numbers["accuracy"][-1] < finding.numbers["audited attack"]
+
+
+@pytest.mark.parametrize("settings", [AuditSettings(), AuditSettings().quick()], ids=["full", "quick"])
+def test_checks_against_better_attacks_cost_at_most_thirty_percent(defended, some, settings):
+    planned = planned_passes(AuditedModel(defended, some[0][:4], some[1][:4], settings, 1))
+    added = ("better optimizer", "equal budget", "frozen draws", "low frequencies")
+    new = sum(planned[name] for name in added)
+    assert 0 < new <= 0.3 * (sum(planned.values()) - new)
 
 
 def test_a_worse_optimizer_than_the_suites_is_caught(defended, some):
