@@ -109,7 +109,7 @@ class _Search:
                     state = _lbfgs(evaluate, *state)
                 else:
                     late = step >= LAST_PART * self.steps
-                    state = _descend(evaluate, *state, rate=LAST_RATE * RATE if late else RATE)
+                    state = _descend(evaluate, LAST_RATE * RATE if late else RATE, *state)
         return state
 
     def _end(self, state: State, goal: Tensor) -> tuple[Tensor, Tensor]:
@@ -126,7 +126,7 @@ class _Search:
         return losses
 
 
-def _descend(evaluate: Evaluate, latents: Tensor, momentum: Tensor, rate: float) -> State:
+def _descend(evaluate: Evaluate, rate: float, latents: Tensor, momentum: Tensor) -> State:
     """A step of gradient descent with momentum."""
     momentum = MOMENTUM * momentum + evaluate(latents)[1]
     moved = latents - rate * momentum
