@@ -160,9 +160,7 @@ class Certify:
         else:
             print(f"deterministic: no probability of error, no abstention; {cost}")
             if found.median_patch is not None and found.median_patch >= 0:
-                print(
-                    f"median side of a square patch, anywhere, that cannot change the vote: {found.median_patch}"
-                )
+                print(f"median side of a square patch that cannot change the vote: {found.median_patch} pixels")
         if self.sandwich:
             self._attack(model, dataset, records, settings, out)
         drawn = _draw(subject, folder)
