@@ -57,12 +57,13 @@ class Report:
             return self._show(out)
 
     def _show(self, out: Output) -> int:
+        from menet.evaluation.results import MODEL
         from menet.files import write_atomically
         from menet.report.board import problems, write_board
         from menet.report.collect import collect
         from menet.report.page import fill_results, render_html, report_of, write_markdown, write_tables
 
-        if any(self.folder.rglob("*.npz")) and not any(self.folder.rglob("*.jsonl")):
+        if any(file.with_name(MODEL).is_file() for file in self.folder.rglob("*.npz")):
             if self.check:
                 found = problems(self.folder)
                 out.value(problems=found)
