@@ -46,7 +46,9 @@ def quick(defense: dict[str, Any]) -> dict[str, Any]:
     if defense.get("name") == "pixel-defend":
         return {**defense, "width": 2, "layers": 1, "steps": 2}
     if defense.get("name") == "me-net":
-        return {**defense, "estimator": {"name": "usvt"}, "p": [0.4, 0.6], "masks": 2}
+        # An ablation shows what is observed, and takes no estimator.
+        estimator = {} if defense.get("encoding") == "ablation" else {"estimator": {"name": "usvt"}}
+        return {**defense, **estimator, "p": [0.4, 0.6], "masks": 2}
     return defense
 
 

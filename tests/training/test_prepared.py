@@ -172,7 +172,7 @@ def test_training_takes_the_estimates_in_place_of_masks(folder, tmp_path, monkey
 def test_command(tmp_path, capsys):
     arguments = ["prepare", "digits", "--out", str(tmp_path / "set"), "--estimator", "usvt", "--masks", "2"]
     assert main([*arguments, "--limit", "40"]) == 0
-    assert "40 images, 2 estimates each, in 1 shards" in capsys.readouterr().out
+    assert "40 images, 2 estimates each, in 1 shard:" in capsys.readouterr().out
     assert main([*arguments, "--limit", "41"]) == 2
     assert "other settings" in capsys.readouterr().err
     options = [
