@@ -26,8 +26,9 @@ PASSES: dict[str, int] = {"quick": 400, "standard": 2500, "thorough": 20000}
 """Gradient passes per example that withstands every attack."""
 FIRST_PASSES, LEAST_PASSES = 400, 100
 """Gradient passes of the first attack before others get any, and of any other."""
-GRADIENT_DRAWS = 1
-"""Draws in each gradient. Steps remember the gradients before them, so that more and noisier ones find more."""
+FEWEST_STEPS = 200
+"""Of a gradient attack, before its gradients get a second draw each. Steps remember the gradients before them, so
+that at few passes many noisy steps find more than a few exact ones; at many passes the noise is what is left."""
 CLEAN = "none (clean image)"
 
 
@@ -84,7 +85,7 @@ class Standard(Attack):
 
     @property
     def draws(self) -> int:
-        """Draws in each score."""
+        """Draws in each score, and at most in each gradient."""
         return 20 if self.passes >= 10_000 else min(10, self.passes)
 
     @property
@@ -132,7 +133,7 @@ class Standard(Attack):
         shares = _shares(self.passes, others=len(others))
 
         def pgd(passes: int, **settings: Any) -> PGD:
-            draws = min(GRADIENT_DRAWS, passes)
+            draws = max(1, min(self.draws, passes // FEWEST_STEPS))
             return PGD(steps=passes // draws, eot=draws, **common, **settings)
 
         yield Member(f"{name}, cross-entropy", pgd(shares["cross-entropy"], loss=CROSS_ENTROPY), model)

@@ -446,7 +446,7 @@ def outcome(folder: Path) -> str:
         elif path.name.endswith(".jsonl") and ".rank" in path.name:
             lines = [line.content for line in jsonl.read(path)]
             rows = sorted(
-                json.dumps({key: value for key, value in line.items() if key != "seconds"}, sort_keys=True)
+                json.dumps({key: value for key, value in line.items() if "seconds" not in key}, sort_keys=True)
                 for line in lines
                 if "index" in line
             )
