@@ -215,9 +215,10 @@ class Train:
         result = train(config, folder, root=self.root, device=self.device, saving=saving)
         if Worker.from_environment().first:
             out.value(**asdict(result), weights=result.weights)
+            draws = " (one draw of the defense per image)" if config.defense else ""
             print(
                 f"test accuracy of the best epoch ({result.epoch} of {config.epochs}): "
-                f"{result.test_accuracy:.2%} (one random draw per image)"
+                f"{result.test_accuracy:.2%}{draws}"
             )
             print(f"its weights: {result.weights}")
         return 0

@@ -126,7 +126,10 @@ def test_a_name_is_never_a_formula(tmp_path):
     # Long enough to be wrapped anywhere.
     for name in ("$x^{$", r"\$x^{\$", "$x^{" * 60, "x" * 47 + "$x^{$" * 20):
         for draw in (figures.votes, figures.certified, figures.losses):
-            draw([Series(name, points)]).savefig(tmp_path / "figure.png")
+            file = tmp_path / "figure.png"
+            draw([Series(name, points)]).savefig(file)  # a formula that does not parse raises here
+            assert file.read_bytes().startswith(b"\x89PNG")
+            file.unlink()
 
 
 def test_deep_json_is_a_damaged_line(tmp_path):
