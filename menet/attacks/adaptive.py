@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from menet.attacks.ascent import Ascent, LossOracle, ascend
 from menet.attacks.base import AttackResult, Images, Losses, Model, Queries, Task
-from menet.attacks.pgd import PGD
+from menet.attacks.pgd import PGD, STEPS
 from menet.attacks.threat import ThreatModel
 from menet.errors import ConfigurationError
 from menet.images import join_channels, split_channels
@@ -151,7 +151,7 @@ class LowFrequency(PGD):
             smooth,
             start,
             rule,
-            steps=self.steps,
+            steps=self.steps or STEPS,
             keep=self.keep or ("last" if task.random else "best"),
             evaluate_last=task.loss_history or self.restarts > 1,
             title=self.title,
