@@ -19,7 +19,7 @@ help:
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "installing menet and what it needs into .venv (a few minutes the first time)"
 	@$(PIP) --constraint constraints.txt torch
-	@$(PIP) --constraint constraints.txt --editable '.[demo,external]'
+	@$(PIP) --constraint constraints.txt --editable '.[demo]'
 	@echo "compiling the estimators' loops"
 	@$(BIN)/python -c "import torch, menet; x = torch.ones(1, 2, 2); menet.usvt(x, x > 0); menet.nuclear_norm(x, x > 0)"
 	@touch $@

@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 OPTIONAL = ("foolbox", "eagerpy", "pyautoattack", "matplotlib", "jinja2", "mlxtend", "sklearn", "ray", "art")
 
@@ -44,3 +46,11 @@ def test_without_extras_only_the_report_is_missing_and_says_so():
     assert "pgd" not in failed
     assert "pip install 'menet[external]'" in failed["autoattack"]
     assert "pip install 'menet[demo]'" in failed["digits"]
+
+
+def test_the_demo_extra_brings_what_the_demo_attacks_with():
+    """Its deterministic networks get AutoAttack from the standard suite, and its report needs figures."""
+    project = Path(__file__).parents[1] / "pyproject.toml"
+    extras = tomllib.loads(project.read_text())["project"]["optional-dependencies"]
+    assert any(name.startswith("pyautoattack") for name in extras["external"])
+    assert "menet[external,report]" in extras["demo"]
