@@ -16,21 +16,16 @@ from menet.estimators import USVT, MaskOnly, NuclearNorm, SoftImpute, TubalNucle
 from menet.evaluation import CertificateSettings, Worker, certified_accuracies, certified_radius, certify
 from menet.evaluation.accuracy import lower_bound
 from menet.evaluation.certify import (
-    Bounds,
     PartitionVote,
     certificate_summary,
     certificates,
     fewest_pixels,
-    first_choices,
-    leads,
     observation,
-    pairwise_winner,
     partition_certificates,
-    partition_radius,
-    patch_side,
-    rivals,
-    tally,
 )
+from menet.evaluation.certify.partitions import leads, partition_radius, patch_side
+from menet.evaluation.certify.random_masks import Bounds, rivals
+from menet.evaluation.certify.votes import first_choices, pairwise_winner, tally
 from menet.evaluation.records import read, shards
 from menet.masks import lattices, partitions
 from menet.models import build
