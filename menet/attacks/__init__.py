@@ -5,14 +5,13 @@ name. To write your own, see `Attack`; to step in another way, `StepRule`.
 """
 
 from menet.attacks.adaptive import ApproximateInput, ClassifierOnly, LowFrequency, OnManifold, ProjectedBPDA
-from menet.attacks.apgd import APGD
 from menet.attacks.ascent import LossOracle, StepRule
 from menet.attacks.base import Attack, AttackResult, GradientWarning, Task, is_deterministic
 from menet.attacks.decision_based import Boundary, HopSkipJump
 from menet.attacks.ensemble import MultiTargeted, Transfer, WorstCase
 from menet.attacks.external import CWL2, AutoAttack, AutoAttackRand
 from menet.attacks.losses import DLR, CrossEntropy, Margin
-from menet.attacks.pgd import CW, FGSM, PGD
+from menet.attacks.pgd import APGD, CW, FGSM, PGD
 from menet.attacks.registry import ATTACKS, NAMES, TITLES, build, split_name
 from menet.attacks.score_based import SPSA, RandomSearch, Square
 from menet.attacks.standard import Standard

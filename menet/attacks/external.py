@@ -12,11 +12,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from menet.attacks.apgd import APGD
 from menet.attacks.base import Attack, AttackResult, Queries, Task, is_deterministic, wide
 from menet.attacks.ensemble import WorstCase
 from menet.attacks.eot import MAX_BATCH
 from menet.attacks.losses import DLR, CrossEntropy
+from menet.attacks.pgd import APGD
 from menet.attacks.threat import CIFAR10, MINIMUM_L2, ThreatModel
 from menet.errors import AttackError, ConfigurationError, NotDifferentiable, require
 from menet.progress import Reporter, reporting

@@ -8,13 +8,12 @@ from typing import Any
 
 from menet.attacks import losses
 from menet.attacks.adaptive import ApproximateInput, ClassifierOnly, LowFrequency, OnManifold, ProjectedBPDA
-from menet.attacks.apgd import APGD
 from menet.attacks.base import Attack
 from menet.attacks.decision_based import Boundary, HopSkipJump
 from menet.attacks.ensemble import MultiTargeted, Transfer, WorstCase
 from menet.attacks.external import CWL2, AutoAttack, AutoAttackRand
 from menet.attacks.losses import DLR, CrossEntropy
-from menet.attacks.pgd import CW, FGSM, PGD
+from menet.attacks.pgd import APGD, CW, FGSM, PGD
 from menet.attacks.score_based import SPSA, RandomSearch, Square
 from menet.attacks.standard import Standard
 from menet.attacks.threat import CIFAR10, ThreatModel

@@ -10,13 +10,12 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args
 import torch
 from torch import Tensor
 
-from menet.attacks.apgd import APGD
 from menet.attacks.base import Attack, AttackResult, Model, Queries, Task
 from menet.attacks.ensemble import MultiTargeted
 from menet.attacks.eot import MAX_BATCH
 from menet.attacks.external import AutoAttack
 from menet.attacks.losses import CROSS_ENTROPY, MARGIN
-from menet.attacks.pgd import PGD
+from menet.attacks.pgd import APGD, PGD
 from menet.attacks.score_based import RandomSearch
 from menet.attacks.threat import CIFAR10, ThreatModel
 from menet.errors import ConfigurationError, NotDifferentiable
