@@ -187,7 +187,7 @@ class RandomSearch(Attack):
         return threat.project(origin + self._height(origin, origin[0].numel()) * stripes, origin)
 
     def _height(self, origin: Images, entries: int) -> float:
-        """The change of each of `entries` pixel values that spends the whole budget on them."""
+        """The perturbation of each of `entries` pixel values that spends the whole budget on them."""
         reach = self.threat.reach(origin)
         return reach if self.threat.norm == "linf" else float(reach / entries**0.5)
 

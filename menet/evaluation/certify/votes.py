@@ -124,8 +124,8 @@ def pairwise_winner(votes: Int[Tensor, "b classes classes"]) -> Int[Tensor, " b"
     Of equals, that with the more first choices, and then the first.
     """
     narrowest = _without_own_place(votes, torch.iinfo(votes.dtype).max).amin(2)
-    level = narrowest == narrowest.amax(1, keepdim=True)
-    return torch.where(level, first_choices(votes), -1).argmax(1)
+    tied = narrowest == narrowest.amax(1, keepdim=True)
+    return torch.where(tied, first_choices(votes), -1).argmax(1)
 
 
 def beaten_by(prediction: Int[Tensor, " b"], votes: Int[Tensor, "b classes classes"]) -> Int[Tensor, "b classes"]:
