@@ -12,7 +12,7 @@ from menet.attacks.ascent import Ascent, LossOracle, ascend
 from menet.attacks.base import Attack, AttackResult, Images, Losses, Model, Queries, Task, wide
 from menet.attacks.eot import MAX_BATCH, ExpectedLoss
 from menet.attacks.losses import MARGIN, Loss
-from menet.attacks.pgd import PGD
+from menet.attacks.pgd import PGD, STEPS
 from menet.attacks.threat import CIFAR10, ThreatModel
 from menet.errors import ConfigurationError
 from menet.images import join_channels, split_channels
@@ -153,7 +153,7 @@ class LowFrequency(PGD):
             smooth,
             start,
             rule,
-            steps=self.steps,
+            steps=self.steps or STEPS,
             keep=self.keep or ("last" if task.random else "best"),
             evaluate_last=task.loss_history or self.restarts > 1,
             title=self.title,

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from menet.attacks.ascent import Ascent, FixedStep, Keep, LossOracle, MomentumStep, SparseStep, StepRule, ascend
-from menet.attacks.base import RANDOM_DRAWS, Attack, AttackResult, Images, Losses, Task, default_draws, wide
+from menet.attacks.base import Attack, AttackResult, Images, Losses, Task, default_draws, wide
 from menet.attacks.eot import MAX_BATCH, ExpectedLoss
 from menet.attacks.losses import CROSS_ENTROPY, MARGIN_50, Loss
 from menet.attacks.threat import CIFAR10, ThreatModel
@@ -15,6 +15,11 @@ from menet.errors import ConfigurationError
 
 THRESHOLD = 0.75
 """Auto-PGD's ρ, as published."""
+STEPS = 40
+"""Unless given."""
+RANDOM_STEPS = 200, 2
+"""Steps and draws on a random model, if neither is given: as many passes as 40 steps of ten draws, and a stronger
+attack, since each step remembers the draws before it (`benchmarks/stepping.py`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,16 +30,17 @@ class PGD(Attack):
     same with true gradients. With `eot` > 1 each step follows the mean gradient over that many draws of the
     model's randomness. Variants override `oracle` (the loss and its gradient) or `step_rule` (how to step).
 
-    What is left at None follows the model. A deterministic one is attacked as Madry et al. do: constant steps of
-    2.5 · epsilon / steps, and the iterate of highest loss. A random one by momentum and falling steps
-    (`MomentumStep`), in expectation over ten draws. A given `step_size` means constant steps for both. Under l0
-    each step chooses its pixels anew (`SparseStep`).
+    What is left at None follows the model. A deterministic one is attacked as Madry et al. do: 40 constant steps
+    of 2.5 · epsilon / steps, and the iterate of highest loss. A random one by momentum and falling steps
+    (`MomentumStep`): 200 steps of two draws, or where one of `steps` and `eot` is given, the other of 40 steps of
+    ten draws. A given `step_size` means constant steps for both. Under l0 each step chooses its pixels anew
+    (`SparseStep`).
     """
 
     title: ClassVar[str] = "PGD"
 
     threat: ThreatModel = CIFAR10
-    steps: int = 40
+    steps: int | None = None
     step_size: float | None = None
     """Length of constant steps, in pixels of the [0,1] scale. The paper: 2/255, and 0.01 for MNIST."""
     loss: Loss = CROSS_ENTROPY
@@ -49,8 +55,9 @@ class PGD(Attack):
 
     def __post_init__(self) -> None:
         for name in ("steps", "restarts"):
-            if getattr(self, name) < 1:
-                raise ConfigurationError(f"expected {name} >= 1, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigurationError(f"expected {name} >= 1, got {value}")
         if self.step_size is not None and not self.step_size > 0:
             raise ConfigurationError(f"expected step_size > 0, got {self.step_size}")
         if self.restarts > 1 and not self.random_start:
@@ -73,16 +80,24 @@ class PGD(Attack):
             return FixedStep(threat, origin, self.step_size)
         if threat.norm == "l0":
             return SparseStep(threat, origin)
+        steps, draws = self.steps_and_draws(random)
         if random:
-            return MomentumStep(threat, origin, self.steps, self.eot or RANDOM_DRAWS)
-        return FixedStep(threat, origin, 2.5 * threat.reach(origin) / self.steps)
+            return MomentumStep(threat, origin, steps, draws)
+        return FixedStep(threat, origin, 2.5 * threat.reach(origin) / steps)
+
+    def steps_and_draws(self, random: bool) -> tuple[int, int]:
+        """The steps to take, and the draws that each gradient is averaged over."""
+        if random and self.steps is None and self.eot is None:
+            return RANDOM_STEPS
+        return self.steps or STEPS, self.eot or default_draws(random)
 
     def resolved(self, random: bool) -> Self:
-        return replace(
-            self, eot=self.eot or default_draws(random), keep=self.keep or ("last" if random else "best")
-        )
+        steps, draws = self.steps_and_draws(random)
+        return replace(self, steps=steps, eot=draws, keep=self.keep or ("last" if random else "best"))
 
     def run(self, task: Task) -> AttackResult:
+        if self.steps is None:
+            return self.resolved(task.random).run(task)
         oracle = self.oracle(task)
         ascents = [self._ascend(task, oracle) for _ in range(self.restarts)]
         images, winner = _highest(ascents)
@@ -105,7 +120,7 @@ class PGD(Attack):
             oracle,
             start,
             rule,
-            steps=self.steps,
+            steps=self.steps or STEPS,
             keep=self.keep or keep,
             evaluate_last=task.loss_history or self.restarts > 1,
             title=self.title,

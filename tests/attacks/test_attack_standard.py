@@ -255,6 +255,23 @@ def test_random_search_keeps_no_lucky_proposal():
     assert search.resolved(False).draws == 1
 
 
+@pytest.mark.parametrize(
+    ("settings", "deterministic", "random"),
+    [({}, (40, 1), (200, 2)), ({"steps": 30}, (30, 1), (30, 10)), ({"eot": 3}, (40, 3), (40, 3))],
+)
+def test_steps_and_draws_of_pgd_follow_the_model(settings, deterministic, random):
+    """What is recorded is what runs: on a random model, many steps of few draws rather than few of many."""
+    attack = PGD(threat=SMALL, **settings)
+    resolved = {kind: attack.resolved(kind) for kind in (False, True)}
+    assert [(one.steps, one.eot) for one in resolved.values()] == [deterministic, random]
+    images, labels = gray(4)
+    linear = nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
+    for model, (steps, draws) in ((linear, deterministic), (MaskedLinear(), random)):
+        result = attack(model, images, labels, generator=generator(), loss_history=True)
+        assert len(result.loss_history) == steps + 1
+        assert (result.gradients == steps * draws).all()
+
+
 def test_norms_that_an_attack_does_not_know_are_refused():
     for name in ("square", "autoattack", "hop-skip-jump", "low-frequency"):
         with pytest.raises(ConfigurationError, match=r"expected norm linf or l2 for .*, got l0"):
