@@ -37,14 +37,14 @@ def test_p_follows_the_schedule_while_training_and_its_mean_in_evaluation():
     model = MENet(nn.Flatten(), MaskOnly(), p=(0.2, 0.8), masks=3)
     images = torch.rand(300, 1, 40, 40, generator=torch.Generator().manual_seed(0))
     assert model.schedule == pytest.approx((0.2, 0.4, 0.6))
-    shares = model.sample_mask(images, model.generator).flatten(1).float().mean(1)
-    nearest = (shares[:, None] - torch.tensor(model.schedule)).abs()
+    fractions = model.sample_mask(images, model.generator).flatten(1).float().mean(1)
+    nearest = (fractions[:, None] - torch.tensor(model.schedule)).abs()
     assert float(nearest.min(1).values.max()) < 0.07
     counts = torch.bincount(nearest.argmin(1), minlength=3)
     assert int(counts.min()) > 60
-    shares = model.eval().sample_mask(images, model.generator).flatten(1).float().mean(1)
-    assert float((shares - 0.4).abs().max()) < 0.07
-    assert float(shares.mean()) == pytest.approx(0.4, abs=0.005)
+    fractions = model.eval().sample_mask(images, model.generator).flatten(1).float().mean(1)
+    assert float((fractions - 0.4).abs().max()) < 0.07
+    assert float(fractions.mean()) == pytest.approx(0.4, abs=0.005)
 
 
 def test_one_number_is_a_constant_probability():

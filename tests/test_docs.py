@@ -58,7 +58,9 @@ BRITISH = re.compile(
     r"(?:e|ed|es|er|ers|ing|ation|ations)\b|licence|behaviour|\bgrey|neighbour|favour|\bcentre|labelled|modelled",
     re.IGNORECASE,
 )
-OWN_WORDS = re.compile(r"answers? alike|goes on where|size of the change|accepted are|\bstrongest\b")
+OWN_WORDS = re.compile(
+    r"answers? alike|goes on where|size of the change|accepted are|\bstrongest\b|defended copy"
+)
 """Words of the project's first edition that a reader of the literature would have to translate."""
 
 
@@ -374,6 +376,12 @@ def test_spelling_is_american_and_words_are_the_fields(document):
     text = document.read_text()
     assert not BRITISH.findall(text)
     assert not OWN_WORDS.findall(text)
+
+
+def test_help_errors_and_docstrings_are_spelled_alike():
+    for source in sorted((ROOT / "menet").rglob("*.py")):
+        text = source.read_text()
+        assert not [*BRITISH.findall(text), *OWN_WORDS.findall(text)], source
 
 
 def test_the_spelling_check_tells_british_from_american():

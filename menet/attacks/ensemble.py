@@ -1,13 +1,13 @@
-"""Attacks made of others: the worst case over several attacks, or over several target classes."""
+"""Attacks made of others: the worst case over attacks or over target classes, and transfer from a surrogate."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from menet.attacks.base import Attack, AttackResult, Task, default_draws
+from menet.attacks.base import Attack, AttackResult, Model, Task, default_draws
 from menet.attacks.eot import MAX_BATCH, ExpectedLoss
 from menet.attacks.losses import Margin
 from menet.attacks.threat import ThreatModel
@@ -107,3 +107,34 @@ def worst_case(task: Task, results: Sequence[AttackResult], draws: int, max_batc
 def _in_all(flags: Sequence[Tensor | None]) -> Tensor | None:
     known = [one for one in flags if one is not None]
     return torch.stack(known).all(0) if known else None
+
+
+@dataclass(frozen=True)
+class Transfer(Attack):
+    """Run `attack` on the surrogate `source`; the attacked model is never queried, so `queries` are zero.
+
+    `docs/reproduce.md` says which source the paper's black-box and gray-box settings have. A source that is an
+    `nn.Module` is moved to the device of the images.
+    """
+
+    title: ClassVar[str] = "transfer"
+
+    attack: Attack
+    source: Model = field(repr=False)
+
+    # Left to the attack itself, which is called with all its checks.
+    minimum_norm: ClassVar[bool] = True
+
+    @property
+    def threat(self) -> ThreatModel:
+        return self.attack.threat
+
+    def resolved(self, random: bool) -> Self:
+        return replace(self, attack=self.attack.resolved(random))
+
+    def run(self, task: Task) -> AttackResult:
+        if isinstance(self.source, nn.Module):
+            self.source.to(task.images.device)
+        return replace(
+            task.delegate(self.attack, self.source), queries=task.model.counts, gradients=task.model.gradients
+        )

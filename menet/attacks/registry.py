@@ -7,22 +7,16 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any
 
 from menet.attacks import losses
-from menet.attacks.adaptive import ApproximateInput, ClassifierOnly, LowFrequency, ProjectedBPDA
-from menet.attacks.apgd import APGD
-from menet.attacks.autoattack import AutoAttack, AutoAttackRand
+from menet.attacks.adaptive import ApproximateInput, ClassifierOnly, LowFrequency, OnManifold, ProjectedBPDA
 from menet.attacks.base import Attack
-from menet.attacks.cw_l2 import CWL2
 from menet.attacks.decision_based import Boundary, HopSkipJump
-from menet.attacks.ensemble import MultiTargeted, WorstCase
+from menet.attacks.ensemble import MultiTargeted, Transfer, WorstCase
+from menet.attacks.external import CWL2, AutoAttack, AutoAttackRand
 from menet.attacks.losses import DLR, CrossEntropy
-from menet.attacks.on_manifold import OnManifold
-from menet.attacks.pgd import CW, FGSM, PGD
-from menet.attacks.random_search import RandomSearch
-from menet.attacks.spsa import SPSA
-from menet.attacks.square import Square
+from menet.attacks.pgd import APGD, CW, FGSM, PGD
+from menet.attacks.score_based import SPSA, RandomSearch, Square
 from menet.attacks.standard import Standard
 from menet.attacks.threat import CIFAR10, ThreatModel
-from menet.attacks.transfer import Transfer
 from menet.errors import ConfigurationError
 
 

@@ -10,14 +10,13 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args
 import torch
 from torch import Tensor
 
-from menet.attacks.apgd import APGD
-from menet.attacks.autoattack import AutoAttack
 from menet.attacks.base import Attack, AttackResult, Model, Queries, Task
 from menet.attacks.ensemble import MultiTargeted
 from menet.attacks.eot import MAX_BATCH
+from menet.attacks.external import AutoAttack
 from menet.attacks.losses import CROSS_ENTROPY, MARGIN
-from menet.attacks.pgd import PGD
-from menet.attacks.random_search import RandomSearch
+from menet.attacks.pgd import APGD, PGD
+from menet.attacks.score_based import RandomSearch
 from menet.attacks.threat import CIFAR10, ThreatModel
 from menet.errors import ConfigurationError, NotDifferentiable
 
@@ -130,20 +129,20 @@ class Standard(Attack):
         common: dict[str, Any] = {"threat": self.threat, "max_batch": self.max_batch}
         # The first view is the one that derivatives are exact in, where the model offers one.
         (name, model), *others = views.items()
-        shares = _shares(self.passes, others=len(others))
+        passes_of = _divided(self.passes, others=len(others))
 
         def pgd(passes: int, **settings: Any) -> PGD:
             draws = max(1, min(self.draws, passes // FEWEST_STEPS))
             return PGD(steps=passes // draws, eot=draws, **common, **settings)
 
-        yield Member(f"{name}, cross-entropy", pgd(shares["cross-entropy"], loss=CROSS_ENTROPY), model)
-        if shares["margin"]:
-            yield Member(f"{name}, margin", pgd(shares["margin"], loss=MARGIN), model)
-        for other, view in others if shares["others"] else ():
-            yield Member(f"{other}, cross-entropy", pgd(shares["others"] // len(others)), view)
-        if shares["targeted"]:
-            classes = min(9, shares["targeted"] // LEAST_PASSES)
-            towards = pgd(shares["targeted"] // classes, loss=MARGIN)
+        yield Member(f"{name}, cross-entropy", pgd(passes_of["cross-entropy"], loss=CROSS_ENTROPY), model)
+        if passes_of["margin"]:
+            yield Member(f"{name}, margin", pgd(passes_of["margin"], loss=MARGIN), model)
+        for other, view in others if passes_of["others"] else ():
+            yield Member(f"{other}, cross-entropy", pgd(passes_of["others"] // len(others)), view)
+        if passes_of["targeted"]:
+            classes = min(9, passes_of["targeted"] // LEAST_PASSES)
+            towards = pgd(passes_of["targeted"] // classes, loss=MARGIN)
             targeted = MultiTargeted(towards, classes=classes, draws=self.draws, max_batch=self.max_batch)
             yield Member(f"{name}, targeted margin", targeted, model)
         if self.gradients_only:
@@ -250,10 +249,10 @@ def own_classifier(task: Task) -> Model | None:
     return classifier
 
 
-def _shares(passes: int, others: int) -> dict[str, int]:
+def _divided(passes: int, others: int) -> dict[str, int]:
     """Gradient passes of each attack. One attack that converges finds more than several that do not."""
     spare = max(0, passes - max(FIRST_PASSES, int(0.4 * passes)))
     parts = {"margin": 0.4, "others": 0.25 if others else 0.0, "targeted": 0.35}
-    shares = {name: int(part * spare) for name, part in parts.items()}
-    shares = {name: count if count >= LEAST_PASSES else 0 for name, count in shares.items()}
-    return {"cross-entropy": passes - sum(shares.values()), **shares}
+    found = {name: int(part * spare) for name, part in parts.items()}
+    found = {name: count if count >= LEAST_PASSES else 0 for name, count in found.items()}
+    return {"cross-entropy": passes - sum(found.values()), **found}

@@ -21,8 +21,8 @@ class ThreatModel:
     """All images within `epsilon` of the original in `norm` whose pixels lie in [low, high].
 
     `epsilon` is in pixels of the [0,1] scale (8/255 for CIFAR-10, 0.3 for MNIST in the paper). For `l0` it is
-    the number of pixels that may change, in all their channels, to any value in the range. `math.inf` means no
-    budget, which only minimum-norm attacks accept.
+    the number of pixels that may be perturbed, in all their channels, to any value in the range. `math.inf` means
+    no budget, which only minimum-norm attacks accept.
     """
 
     norm: Norm = "linf"

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from menet.baselines.defense_gan import DefenseGAN, project
-from menet.baselines.discretize import Discretize, blended_colors, nearest_colors
+from menet.baselines.discretize import Discretize, Thermometer, blended_colors, nearest_colors, thermometer
 from menet.baselines.feature_squeezing import BitDepth, MedianSmoothing, median_smooth, reduce_depth
 from menet.baselines.image_quilting import ImageQuilting, minimum_error_cut, nearest_patches, quilt
 from menet.baselines.jpeg import JPEG, jpeg, smooth_jpeg
@@ -16,7 +16,6 @@ from menet.baselines.pixel_cnn import PixelCNN, train_pixel_cnn, train_pixel_cnn
 from menet.baselines.pixel_cnn_plus import PixelCNNPlusPlus
 from menet.baselines.pixel_defend import PixelDefend, purify
 from menet.baselines.resize_pad import ResizePad
-from menet.baselines.thermometer import Thermometer, thermometer
 from menet.baselines.total_variation import TotalVariation, total_variation
 from menet.baselines.wgan import Generator, train_wgan
 from menet.preprocessed import Preprocessed, rebuild

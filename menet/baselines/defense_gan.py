@@ -126,10 +126,10 @@ class _Search:
         return losses
 
 
-def _descend(evaluate: Evaluate, rate: float, latents: Tensor, momentum: Tensor) -> State:
+def _descend(evaluate: Evaluate, learning_rate: float, latents: Tensor, momentum: Tensor) -> State:
     """A step of gradient descent with momentum."""
     momentum = MOMENTUM * momentum + evaluate(latents)[1]
-    moved = latents - rate * momentum
+    moved = latents - learning_rate * momentum
     return torch.where(moved.isfinite(), moved, latents.detach()), momentum
 
 

@@ -1,4 +1,4 @@
-"""Data-specific discretization (Chen, Wu, Liang & Jha, 2019): each pixel becomes one of k colors of the data."""
+"""Discretization: pixels as thermometer codes, or in a few colors of the data."""
 
 from typing import Any, ClassVar, Self
 
@@ -75,11 +75,12 @@ def sample_images(images: Any, count: int, generator: torch.Generator) -> Float[
 
 
 class Discretize(Preprocessed):
-    """Classify images in the colors of a codebook that `fit` learns; training calls it before the first epoch.
+    """Classify images in the colors of a codebook that `fit` learns (Chen, Wu, Liang & Jha, 2019).
 
-    The authors choose k-medoids or density peaks and k = 2 on MNIST, up to 300 on CIFAR-10; here it is k-means.
-    The codebook is a buffer, so checkpoints contain it. `gradient="exact"` is zero, `bpda` that of
-    `blended_colors`: the identity would ignore which pixels are about to change their color.
+    Training calls `fit` before the first epoch. The authors choose k-medoids or density peaks and k = 2 on MNIST,
+    up to 300 on CIFAR-10; here it is k-means. The codebook is a buffer, so checkpoints contain it.
+    `gradient="exact"` is zero, `bpda` that of `blended_colors`: the identity would ignore which pixels are about
+    to change their color.
     """
 
     name: ClassVar[str] = "discretize"
@@ -141,3 +142,69 @@ def _nearest(
 
     (found,) = in_chunks(look_up, [pixels.flatten(0, 2).contiguous()], elements=2**16)
     return found.unflatten(0, pixels.shape[:-1])
+
+
+def thermometer(images: Float[Tensor, "b c h w"], levels: int = 16) -> Float[Tensor, "b codes h w"]:
+    """Codes τ(x)ₗ = 1 where x > l/levels, else 0, for l from 0 to levels − 1: `levels` channels for each.
+
+    The derivative is zero wherever it exists, and that is what autograd returns.
+    """
+    return _above(images, levels).clamp(0, 1).ceil().flatten(1, 2)
+
+
+def ramp(images: Float[Tensor, "b c h w"], levels: int = 16, width: float = 1.0) -> Float[Tensor, "b codes h w"]:
+    """The differentiable substitute of BPDA: min(max((x − l/levels)/width, 0), 1).
+
+    Width 1 is the substitute of Athalye, Carlini & Wagner (2018), whose ceiling is the code. With width 1/levels
+    only the level that contains the pixel has a gradient.
+    """
+    return (_above(images, levels) / width).clamp(0, 1).flatten(1, 2)
+
+
+class Thermometer(Preprocessed):
+    """Classify thermometer codes of pixels (Buckman, Roy, Raffel & Goodfellow, 2018).
+
+    The classifier has `levels` input channels per image channel. It sees codes, not pixels, so it must not
+    normalize them; `models.build` does not when the number of channels differs from that of the dataset. `width`
+    is that of the `ramp` used by `bpda`. `gradient="exact"` is zero: the codes are step functions.
+    """
+
+    name: ClassVar[str] = "thermometer"
+
+    def __init__(
+        self,
+        classifier: nn.Module,
+        levels: int = 16,
+        width: float = 1.0,
+        gradient: Gradient = "bpda",
+        seed: int = 0,
+    ) -> None:
+        super().__init__(classifier, gradient, seed)
+        if levels < 1:
+            raise ConfigurationError(f"expected levels >= 1, got {levels}")
+        if not 0 < width <= 1:
+            raise ConfigurationError(f"expected width in (0, 1], got {width}")
+        self.levels, self.width = levels, width
+
+    def preprocess(self, images: Float[Tensor, "b c h w"], generator: torch.Generator) -> Tensor:
+        return thermometer(images, self.levels)
+
+    def surrogate(self, images: Float[Tensor, "b c h w"]) -> Tensor:
+        return ramp(images, self.levels, self.width)
+
+    def visible(self, seen: Tensor) -> Float[Tensor, "b c h w"]:
+        """Codes decoded to pixels: the mean over levels."""
+        return seen.unflatten(1, (-1, self.levels)).mean(2)
+
+    @classmethod
+    def classifier_channels(cls, channels: int, settings: dict[str, Any]) -> int:
+        levels: int = settings.get("levels", 16)
+        return channels * levels
+
+    def settings(self) -> dict[str, Any]:
+        return {"levels": self.levels, "width": self.width, "gradient": self.gradient}
+
+
+def _above(images: Tensor, levels: int) -> Tensor:
+    thresholds = torch.arange(levels, dtype=images.dtype, device=images.device) / levels
+    return images[:, :, None] - thresholds[:, None, None]

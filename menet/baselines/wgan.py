@@ -146,7 +146,7 @@ def train_wgan(
         torch.autocast("cuda", torch.bfloat16, halves["cuda"], cache_enabled=False),
     ):
         for step in range(done, steps):
-            # A constant rate ends on a noisy iterate; a linear decay, as the authors' for CIFAR-10, does not.
+            # A constant learning rate ends on a noisy iterate; the authors' linear decay, for CIFAR-10, does not.
             distance = training.step(images, batch_size, learning_rate * (1 - step / steps))
             reporter.advance(distance=distance)
             if checkpoint is not None and (step + 1) % SAVE_EVERY == 0 and step + 1 < steps:

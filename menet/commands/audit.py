@@ -101,7 +101,7 @@ class Audit:
         from menet.evaluation.audit import failed
         from menet.files import require_writable, write_atomically
         from menet.preprocessed import Preprocessed
-        from menet.report.tables import audit_table
+        from menet.report.accuracy_tables import audit_table
 
         model, source, dataset, device = subject_of(
             self.target, self.data, self.split, self.root, self.side, self.skip_unreadable, self.device

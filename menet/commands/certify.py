@@ -99,8 +99,8 @@ class Certify:
         from menet.evaluation import CertificateSettings, Worker, certify
         from menet.evaluation.certify import certificate_summary
         from menet.models import Network
+        from menet.report.accuracy_tables import certificates
         from menet.report.collect import Subject
-        from menet.report.tables import certificates
 
         device = device_of(self.device)
         model, source = model_of(self.run)

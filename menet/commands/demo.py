@@ -145,10 +145,10 @@ class Demo:
 
     def _report(self, plan: Plan, work: Path, seconds: float, console: Console, out: Output) -> None:
         from menet.files import write_atomically
+        from menet.report.accuracy_tables import certificates, summary
         from menet.report.collect import NOTES, collect
         from menet.report.narrative import answer
         from menet.report.page import render_html, report_of
-        from menet.report.tables import certificates, summary
 
         # Baselines of an earlier run are in the folder too.
         there = tuple(name for name in demo_plan.BASELINES if (work / name / "evaluation").is_dir())

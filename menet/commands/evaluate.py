@@ -110,8 +110,8 @@ class Evaluate:
         from menet.errors import ConfigurationError
         from menet.evaluation import EvaluationSettings, Worker, accuracies, evaluate, parse_attack
         from menet.files import write_atomically
+        from menet.report.accuracy_tables import comparison, every_accuracy
         from menet.report.collect import Subject, evaluations_of
-        from menet.report.tables import comparison, every_accuracy
 
         model, source, dataset, device = subject_of(
             self.run, self.data, self.split, self.root, self.side, self.skip_unreadable, self.device

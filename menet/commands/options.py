@@ -358,7 +358,9 @@ def device_of(name: str) -> "torch.device":
 def epsilon_of(text: str | float | None, dataset: str, norm: str = "linf") -> float:
     """`text` as a number (8/255 is one), or the paper's choice for the dataset."""
     if text is None and norm == "l0":
-        raise ConfigurationError("expected --epsilon, the number of pixels that may change, for l0; got none")
+        raise ConfigurationError(
+            "expected --epsilon, the number of pixels that may be perturbed, for l0; got none"
+        )
     if text is None:
         from menet.training import recipes
 

@@ -183,8 +183,8 @@ class Compare:
 
     def _compare(self, out: Output) -> int:
         from menet.evaluation.accuracy import incomparable
+        from menet.report.accuracy_tables import comparison
         from menet.report.collect import Subject, evaluations_of
-        from menet.report.tables import comparison
 
         first, second = (Subject(str(one), evaluations_of(one)) for one in (self.first, self.second))
         shared = [label for label in first.evaluations if label in second.evaluations]

@@ -97,18 +97,10 @@ def tubal_nuclear_norm(
 
 @register("tubal")
 @dataclass(frozen=True)
-class TubalNuclearNorm:
-    """`tubal_nuclear_norm` with its parameters."""
+class TubalNuclearNorm(NuclearNorm):
+    """`tubal_nuclear_norm` with its parameters, which are those of `NuclearNorm`."""
 
     dimensions: ClassVar[int] = 3
-    mu: float = 1.0
-    tol: float = TOLERANCE
-    max_iter: int = ITERATIONS
-    gradient_tol: float | None = None
-
-    def __post_init__(self) -> None:
-        check_nonnegative("mu", self.mu)
-        check_stopping(self.tol, self.max_iter, self.gradient_tol)
 
     def __call__(self, x: Tensor, mask: Tensor) -> Tensor:
         options = {"tol": self.tol, "max_iter": self.max_iter, "gradient_tol": self.gradient_tol}

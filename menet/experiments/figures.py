@@ -17,7 +17,7 @@ from menet.experiments.tables import (
     white_box,
     white_box_steps,
 )
-from menet.experiments.tables.beyond import MOST_ROBUST
+from menet.experiments.tables.paper import MOST_ROBUST
 from menet.training.recipes import me_net
 
 FEATURE_EXAMPLES = 2000

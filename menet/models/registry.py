@@ -10,11 +10,8 @@ from torch import nn
 
 from menet import masks
 from menet.errors import ConfigurationError
-from menet.models.densenet import DenseNet
-from menet.models.experts import Experts, GroupedLinear
-from menet.models.lenet import MLP, LeNet
+from menet.models.bodies import MLP, Compact, DenseNet, Experts, GroupedLinear, LeNet, ResNet, Small, WideResNet
 from menet.models.network import Architecture, Body, Network
-from menet.models.resnet import Compact, ResNet, Small, WideResNet
 
 NETWORKS: dict[str, Callable[[int, int], Body]] = {
     "lenet": lambda channels, side: LeNet(channels, side),

@@ -3,7 +3,7 @@
 import base64
 import io
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,8 @@ from typing import Any
 from menet.errors import ConfigurationError, require
 from menet.files import write_atomically
 from menet.progress import format_duration
-from menet.report import curves, figures, tables
+from menet.report import accuracy_tables, curves, figures
+from menet.report.accuracy_tables import value_words
 from menet.report.collect import Collection, Subject
 from menet.report.figures import Figure, styled
 from menet.report.narrative import (
@@ -26,7 +27,7 @@ from menet.report.narrative import (
     worst_case,
 )
 from menet.report.pictures import snapshots
-from menet.report.tables import Cell, Table, value_words
+from menet.report.tables import Cell, Table
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ def _answer(collection: Collection) -> Section | None:
     found = curves.worst_cases(collection.subjects)
     caption = "Robust accuracy over ε, the lowest over all attacks at each, with 95% intervals"
     pictures = (Picture("answer", caption, figures.worst_cases(found)),) if found else ()
-    return Section("answer", "Does it help?", paragraphs, (tables.summary(collection),), pictures)
+    return Section("answer", "Does it help?", paragraphs, (accuracy_tables.summary(collection),), pictures)
 
 
 def _meaning(collection: Collection) -> Section | None:
@@ -122,8 +123,8 @@ def _accuracies(collection: Collection) -> Section | None:
         for label, records in subject.evaluations.items()
         if records.missing
     )
-    compared = tables.comparisons(collection)
-    shown = (tables.overview(collection), *([compared] if compared.rows else []))
+    compared = accuracy_tables.comparisons(collection)
+    shown = (accuracy_tables.overview(collection), *([compared] if compared.rows else []))
     return Section("accuracy", "Accuracy", paragraphs, shown)
 
 
@@ -201,7 +202,7 @@ def _certificates(collection: Collection) -> Section | None:
         return None
     found = [curve for subject in subjects if (curve := curves.certified(subject)) is not None]
     picture = Picture("certificate", "Certified accuracy by perturbed pixels", figures.certified(found))
-    return Section("certificate", "Certified accuracy", (), (tables.certificates(subjects),), (picture,))
+    return Section("certificate", "Certified accuracy", (), (accuracy_tables.certificates(subjects),), (picture,))
 
 
 def _audit(collection: Collection) -> Section | None:
@@ -221,7 +222,9 @@ def _audit(collection: Collection) -> Section | None:
 
 
 def _all_numbers(collection: Collection) -> Section | None:
-    shown = tuple(tables.every_accuracy(subject) for subject in collection.subjects if subject.evaluations)
+    shown = tuple(
+        accuracy_tables.every_accuracy(subject) for subject in collection.subjects if subject.evaluations
+    )
     return Section("numbers", "Every number", (), shown, folded=True) if shown else None
 
 
@@ -349,41 +352,9 @@ def fill_results(file: Path, folder: Path) -> Path:
     _, end, after = rest.partition(RESULTS_END)
     if not begin or not end:
         raise ConfigurationError(f"expected {RESULTS_BEGIN.strip()} and {RESULTS_END} in {file}, got none")
-    content = results_table(board.rows(board.entries(folder))).markdown()
+    content = accuracy_tables.results_table(board.rows(board.entries(folder))).markdown()
     write_atomically(file, f"{before}{begin}{content}\n{end}{after}")
     return file
-
-
-def results_table(lines: Sequence[Mapping[str, Any]]) -> Table:
-    """The board in short: one row per model and threat model, the most robust first."""
-
-    def number(value: Mapping[str, float]) -> Cell:
-        return Cell(
-            f"{100 * value['value']:.1f}", f"{100 * value['low']:.1f}–{100 * value['high']:.1f}", number=True
-        )
-
-    rows = tuple(
-        (
-            Cell(f"{line['dataset']}, {line['threat']}"),
-            Cell(line["defense"], line["training"]),
-            number(line["clean"]),
-            number(line["robust"]),
-            number(line["vote"]),
-            Cell(line["attack"]),
-            Cell(f"{line['examples']:,}", number=True),
-        )
-        for line in sorted(lines, key=lambda one: (one["dataset"], one["threat"], -one["robust"]["value"]))
-    )
-    columns = (
-        "dataset, threat model",
-        "model",
-        "clean %",
-        "robust %",
-        "by vote %",
-        "attack that decided",
-        "examples",
-    )
-    return Table("Worst case over attacks", columns, rows)
 
 
 def _markdown(section: Section) -> list[str]:

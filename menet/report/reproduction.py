@@ -41,8 +41,8 @@ INTRODUCTION = (
     "a difference says nothing about the paper's claim; the smoke scale only shows that everything runs. Below "
     "the name of a row is how its models were trained. Columns named exact, BPDA+EOT and exact+EOT are not in "
     "the paper: attacks with exact gradients, with expectation over transformation, and with both. Nor are "
-    "Boundary within ε (the paper's has no budget) and attacks from a defended copy (the paper's source is the "
-    "undefended network).",
+    "Boundary within ε (the paper's has no budget) and attacks from a defended surrogate (the paper's is "
+    "the undefended network).",
 )
 
 

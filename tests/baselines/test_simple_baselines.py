@@ -29,9 +29,8 @@ from menet.baselines import (
     smooth_jpeg,
     thermometer,
 )
-from menet.baselines.discretize import learn_colors
+from menet.baselines.discretize import learn_colors, ramp
 from menet.baselines.resize_pad import resampling
-from menet.baselines.thermometer import ramp
 from menet.errors import ConfigurationError
 from menet.preprocessed import Preprocessed
 

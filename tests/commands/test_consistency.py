@@ -26,7 +26,7 @@ from menet.errors import ConfigurationError
 from menet.evaluation import EvaluationSettings, evaluate, parse_attack, publish
 from menet.evaluation.accuracy import accuracy
 from menet.evaluation.records import Records
-from menet.report import tables
+from menet.report import accuracy_tables
 from menet.report.collect import Collection, Notes, Subject
 from menet.report.tables import Cell, Table
 
@@ -204,10 +204,10 @@ def test_tables_fit_eighty_columns(records: dict[str, Records]) -> None:
     other = Subject("runs/cifar10-none-adversarial", records)
     collection = Collection(Path(), (long, other), Notes())
     for table in (
-        tables.summary(collection),
-        tables.overview(collection),
-        tables.every_accuracy(long),
-        tables.comparison(long, other, list(records)),
+        accuracy_tables.summary(collection),
+        accuracy_tables.overview(collection),
+        accuracy_tables.every_accuracy(long),
+        accuracy_tables.comparison(long, other, list(records)),
     ):
         shown = io.StringIO()
         table.print(Console(file=shown, width=80))

@@ -17,8 +17,8 @@ from menet.experiments.measures import ranks_of
 def plain_rank(image: np.ndarray) -> int:
     """One SVD of `[R G B]` in [0,1], and a count."""
     singular = np.linalg.svd(np.concatenate(list(image / 255), axis=1), compute_uv=False)
-    share = np.cumsum(singular**2) / np.sum(singular**2)
-    return int(np.searchsorted(share, 0.9 - 1e-12) + 1)
+    fraction = np.cumsum(singular**2) / np.sum(singular**2)
+    return int(np.searchsorted(fraction, 0.9 - 1e-12) + 1)
 
 
 def test_ranks_are_those_of_plain_svds() -> None:

@@ -89,10 +89,10 @@ def test_usvt_universal_keeps_what_chatterjee_keeps(problem: tuple[Tensor, Tenso
     estimate = estimators.usvt(x.double(), mask, "universal")
     for index in range(len(x)):
         filled = torch.where(mask[index], x[index], 0).double().numpy()
-        share = mask[index].double().mean().item()
+        fraction = mask[index].double().mean().item()
         left, values, right = scipy.linalg.svd(filled, full_matrices=False)
-        values[values < 2.01 * np.sqrt(96 * share)] = 0
-        np.testing.assert_allclose(estimate[index].numpy(), left * values @ right / share, atol=1e-9)
+        values[values < 2.01 * np.sqrt(96 * fraction)] = 0
+        np.testing.assert_allclose(estimate[index].numpy(), left * values @ right / fraction, atol=1e-9)
 
 
 def test_tubal_is_the_optimum_of_its_convex_problem(photographs: Tensor) -> None:

@@ -16,21 +16,16 @@ from menet.estimators import USVT, MaskOnly, NuclearNorm, SoftImpute, TubalNucle
 from menet.evaluation import CertificateSettings, Worker, certified_accuracies, certified_radius, certify
 from menet.evaluation.accuracy import lower_bound
 from menet.evaluation.certify import (
-    Bounds,
     PartitionVote,
     certificate_summary,
     certificates,
     fewest_pixels,
-    first_choices,
-    leads,
     observation,
-    pairwise_winner,
     partition_certificates,
-    partition_radius,
-    patch_side,
-    rivals,
-    tally,
 )
+from menet.evaluation.certify.partitions import leads, partition_radius, patch_side
+from menet.evaluation.certify.random_masks import Bounds, rivals
+from menet.evaluation.certify.votes import first_choices, pairwise_winner, tally
 from menet.evaluation.records import read, shards
 from menet.masks import lattices, partitions
 from menet.models import build
@@ -55,19 +50,19 @@ def tiny(estimator, p: float, channels: str, shape: tuple[int, int, int], seed: 
     return MENet(Tiny(math.prod(shape), seed), estimator, p=p, channels=channels, mask=mask).eval()
 
 
-def exact_shares(model, images: Tensor) -> Tensor:
+def exact_fractions(model, images: Tensor) -> Tensor:
     """Each class's fraction of the vote over all masks, by going through every one of them."""
     shape = model.mask_shape(images)
     size = math.prod(shape)
     every = torch.tensor(list(itertools.product([False, True], repeat=size))).view(-1, *shape)
     seen = every.flatten(1).sum(1).double()
     weights = model.mean_p**seen * (1 - model.mean_p) ** (size - seen)
-    shares = torch.zeros(len(images), 3, dtype=torch.float64)
+    fractions = torch.zeros(len(images), 3, dtype=torch.float64)
     with torch.no_grad():
         for number, image in enumerate(images):
             chosen = model(image.expand(len(every), *image.shape), every).argmax(1)
-            shares[number].index_add_(0, chosen, weights)
-    return shares
+            fractions[number].index_add_(0, chosen, weights)
+    return fractions
 
 
 SETTINGS = [
@@ -89,10 +84,10 @@ def test_no_change_within_the_exact_radius_turns_the_vote(estimator, channels, s
     for seed in range(3):
         model = tiny(estimator, p, channels, shape, seed, mask)
         assert observation(model, shape[0]) == (pytest.approx(p), entries)
-        for image, shares in zip(images, exact_shares(model, images), strict=True):
-            (share, second), (winner, _) = shares.clamp(max=1).topk(2)
-            radius = certified_radius(share.item(), p, entries, shape[1] * shape[2], second.item())
-            half = certified_radius(share.item(), p, entries, shape[1] * shape[2])
+        for image, fractions in zip(images, exact_fractions(model, images), strict=True):
+            (first, second), (winner, _) = fractions.clamp(max=1).topk(2)
+            radius = certified_radius(first.item(), p, entries, shape[1] * shape[2], second.item())
+            half = certified_radius(first.item(), p, entries, shape[1] * shape[2])
             assert half is None or half <= radius, "the runner-up bound is never the smaller one"
             for changed in range(1, (radius or 0) + 1):
                 attempts = [
@@ -107,22 +102,22 @@ def test_no_change_within_the_exact_radius_turns_the_vote(estimator, channels, s
                 batch = image.flatten(1).repeat(len(attempts), 1, 1)
                 for number, (places, values) in enumerate(attempts):
                     batch[number, :, list(places)] = values
-                every = exact_shares(model, batch.view(-1, *shape))
+                every = exact_fractions(model, batch.view(-1, *shape))
                 after = every[:, winner]
                 assert (every.argmax(1) == winner).all()
-                assert (after >= share - (1 - (1 - p) ** (entries * changed)) - 1e-9).all()
+                assert (after >= first - (1 - (1 - p) ** (entries * changed)) - 1e-9).all()
                 attacked += len(attempts)
     assert attacked > 50
 
 
 @pytest.mark.parametrize("looks", [1, 3])
 @pytest.mark.parametrize("channels, shape, p, entries, mask", SETTINGS[1:4])
-def test_bounds_from_draws_hold_for_the_exact_shares(channels, shape, p, entries, mask, looks):
+def test_bounds_from_draws_hold_for_the_exact_fractions(channels, shape, p, entries, mask, looks):
     images = torch.rand(100, *shape, generator=torch.Generator().manual_seed(1))
     model = tiny(MaskOnly(), p, channels, shape, mask=mask)
     settings = CertificateSettings(selection=50, estimation=800, looks=looks, alpha=0.01, decision="plurality")
     found = certificates(model, images, settings)
-    exact = exact_shares(model, images)
+    exact = exact_fractions(model, images)
     own = exact.gather(1, found.prediction[:, None])[:, 0]
     others = exact.scatter(1, found.prediction[:, None], 0).amax(1)
     wrong = (found.lower_bound > own + 1e-9) | (found.runner_up < others - 1e-9)
@@ -223,13 +218,13 @@ def test_what_the_classifier_sees_depends_on_observed_entries_alone(estimator, e
 
 
 @given(st.floats(0, 1), st.floats(0.001, 1), st.integers(1, 4))
-def test_the_radius_is_the_largest_that_the_inequality_allows(share, p, entries):
-    radius = certified_radius(share, p, entries)
+def test_the_radius_is_the_largest_that_the_inequality_allows(probability, p, entries):
+    radius = certified_radius(probability, p, entries)
     if radius is None:
-        assert share <= 0.5
+        assert probability <= 0.5
     else:
-        assert radius == 0 or (1 - p) ** (entries * radius) > 1.5 - share
-        assert not (1 - p) ** (entries * (radius + 1)) > 1.5 - share
+        assert radius == 0 or (1 - p) ** (entries * radius) > 1.5 - probability
+        assert not (1 - p) ** (entries * (radius + 1)) > 1.5 - probability
 
 
 def worst_case_holds(radius_of, entries: int = 1) -> bool:

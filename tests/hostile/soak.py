@@ -492,11 +492,11 @@ class Soak:
         from menet.evaluation import accuracies, publish, read_folder, read_result
         from menet.evaluation.snapshots import load_features
         from menet.models import weights
+        from menet.report.accuracy_tables import overview
         from menet.report.board import _rendered, entries
         from menet.report.collect import collect, showing
         from menet.report.narrative import answer, findings
         from menet.report.page import _all_numbers, _audit, _made
-        from menet.report.tables import overview
         from menet.training import TrainingConfig, load_model
         from menet.training.checkpoint import read_checkpoint
         from menet.training.log import read_log

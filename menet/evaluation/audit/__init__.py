@@ -9,26 +9,28 @@ import torch
 from torch import Tensor, nn
 
 from menet.errors import ConfigurationError, MenetError
-from menet.evaluation.audit.audited_model import AuditedModel, AuditSettings, Check, Finding
-from menet.evaluation.audit.gradients import exact_and_bpda, gradients_arrive, loss_rises
-from menet.evaluation.audit.randomness import (
-    attack_draws,
-    fresh_scoring,
-    frozen_draws,
-    own_generator,
-    repeats_when_reseeded,
-)
-from menet.evaluation.audit.strength import (
+from menet.evaluation.audit.attack import (
     AVERAGED,
     better_optimizer,
     black_box_is_weaker,
     draw_sweep,
     epsilon_sweep,
     equal_budget,
+    exact_and_bpda,
+    gradients_arrive,
+    loss_rises,
     noise_is_harmless,
     smooth_perturbations,
     step_sweep,
     within_threat_model,
+)
+from menet.evaluation.audit.audited_model import AuditedModel, AuditSettings, Check, Finding
+from menet.evaluation.audit.randomness import (
+    attack_draws,
+    fresh_scoring,
+    frozen_draws,
+    own_generator,
+    repeats_when_reseeded,
 )
 from menet.preprocessed import evaluation_mode
 from menet.progress import Reporter, reporting

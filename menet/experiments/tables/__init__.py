@@ -35,7 +35,7 @@ HIGH, MIDDLE, LOW, LOWEST = (0.8, 1.0), (0.6, 0.8), (0.4, 0.6), (0.2, 0.4)
 """The paper's schedules of p."""
 EXTENSIONS = ("exact", "BPDA+EOT", "exact+EOT")
 """Columns that the paper's white-box tables lack: exact gradients, expectation over transformation, and both."""
-BOUNDED, DEFENDED = "Boundary within ε", " from a defended copy"
+BOUNDED, DEFENDED = "Boundary within ε", " from a defended surrogate"
 """Columns that the paper's black-box tables lack; the second is the end of a name."""
 EOT = {"eot": 40, "steps": 200}
 """The setting of the third party that broke the published model: 200 steps of 5ε/200 over about 40 draws."""
@@ -109,7 +109,7 @@ def surrogate_of(victim: Train) -> Train:
     return Train(config=config)
 
 
-def defended_copy_of(victim: Train) -> Train:
+def defended_surrogate_of(victim: Train) -> Train:
     """A stronger source than the paper's: the same defense, same training, another seed and other masks."""
     prepared = victim.prepared
     if prepared is not None:
@@ -167,7 +167,7 @@ def black_box(victim: Train, column: str) -> Evaluate:
         return Evaluate(model=victim, attack="boundary", settings={**_budget(victim), "steps": 1000})
     if column.endswith(DEFENDED):
         attack, settings = gradient_attack(victim, column.removesuffix(DEFENDED))
-        source = defended_copy_of(victim)
+        source = defended_surrogate_of(victim)
         return Evaluate(model=victim, attack=attack, settings=settings, surrogate=source, gradient="bpda")
     if column == "SPSA":
         settings = {**_budget(victim), "steps": 100, "samples": 2048}
@@ -177,7 +177,7 @@ def black_box(victim: Train, column: str) -> Evaluate:
 
 
 def black_box_extensions(row: str, victim: Train, columns: Sequence[str]) -> tuple[Cell, ...]:
-    """Where Boundary is measured, Boundary within ε too; for a ME-Net, the last PGD from a defended copy."""
+    """Where Boundary is measured, Boundary within ε too; for a ME-Net, the last PGD from a defended surrogate."""
     added = [BOUNDED] if "Boundary" in columns else []
     transferred = [column for column in columns if column.startswith("PGD")]
     if victim.config.defense.get("name") == "me-net" and transferred:

@@ -1,4 +1,4 @@
-"""Tables beyond one dataset (7 and 26 of the paper) and beyond the paper (certificate, tubal estimator, time)."""
+"""Tables beyond the paper: certificates, the tubal estimator, related defenses, time."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,18 +7,13 @@ from menet.evaluation import CertificateSettings
 from menet.evaluation.certify import Decision
 from menet.experiments.jobs import Certify, Evaluate, Train, format_schedule
 from menet.experiments.measures import Timing
-from menet.experiments.plan import NAMES, Cell, Criterion, Table
+from menet.experiments.plan import NAMES, Cell, Table
 from menet.experiments.tables import (
     HIGH,
     LOW,
-    LOWEST,
-    MIDDLE,
     Method,
-    Schedule,
     clean,
-    clean_cell,
     extension,
-    extension_cells,
     model,
     summary_row,
     white_box,
@@ -26,10 +21,6 @@ from menet.experiments.tables import (
 from menet.training import TrainingConfig, recipes
 from menet.training.recipes import me_net
 
-MOST_ACCURATE: dict[str, Schedule] = {"mnist": LOW, "cifar10": HIGH, "svhn": HIGH, "tiny-imagenet": MIDDLE}
-"""The schedule with the highest clean accuracy under adversarial training."""
-MOST_ROBUST: dict[str, Schedule] = {"mnist": LOWEST, "cifar10": LOW, "svhn": LOWEST, "tiny-imagenet": LOW}
-"""The schedule with the highest white-box accuracy."""
 RADII = (0, 1, 2, 4, 8, 12)
 """Perturbed pixels (L0) that are certified against."""
 ENCODINGS: dict[str, dict[str, str]] = {
@@ -60,43 +51,6 @@ RELATED: dict[str, Method] = {
 """The defenses that the paper cites as its neighbors, between the undefended network and ME-Net."""
 RELATED_DRAWS = 10
 """Fresh draws that score them: a projection of Defense-GAN takes thousands of passes through its generator."""
-
-
-def table7() -> Table:
-    """Clean accuracy, four datasets."""
-    cells: tuple[Cell, ...] = ()
-    for dataset, name in NAMES.items():
-        trained = model(dataset, "me-net", "adversarial", MOST_ACCURATE[dataset])
-        cells += (
-            clean_cell("Vanilla · Pure", name, model(dataset, "vanilla")),
-            clean_cell("ME-Net · Pure", name, model(dataset, p=HIGH)),
-            clean_cell("Madry · Adversarial", name, model(dataset, "madry")),
-            clean_cell("ME-Net · Adversarial", name, trained),
-        )
-    return Table("table7", "Clean accuracy, four datasets", cells, "generalization clean")
-
-
-def table26() -> Table:
-    """A majority vote over ten draws compared with one draw, four datasets.
-
-    The votes have "the same p used during training": each draw takes its p from the schedule. A vote of draws
-    with the schedule's mean p is an extension.
-    """
-    cells: tuple[Cell, ...] = ()
-    kinds: tuple[tuple[str, Criterion], ...] = (("Standard", "expected"), ("Vote", "vote"))
-    for steps in (40, 100, 1000):
-        for name, criterion in kinds:
-            for dataset, p in MOST_ROBUST.items():
-                victim = model(dataset, "me-net", "adversarial", p)
-                for column, top in _columns(dataset):
-                    row, job = f"{steps} · {name}", white_box(victim, steps)
-                    cells += (Cell(row, column, job, criterion=criterion, top=top),)
-                    if criterion == "vote":
-                        name_of_mean = f"{column} vote at the mean p"
-                        cells += (Cell(row, name_of_mean, job, criterion="vote-mean", top=top, ours=True),)
-                    extra = extension_cells(row, victim, steps, top, prefix=column)
-                    cells += tuple(replace(one, criterion=criterion) for one in extra)
-    return Table("table26", "Majority vote over ten draws compared with one draw", cells, "voting")
 
 
 def certificate() -> Table:
@@ -185,8 +139,3 @@ def preprocessing_time() -> Table:
             row = name if p is None else f"{name} · {format_schedule(p)}"
             cells.append(Cell(row, "ms per image", Timing(dataset="cifar10", defense=chosen), ours=True))
     return Table("cost", "Time of each preprocessing", tuple(cells), note="Best of five rounds, in a batch.")
-
-
-def _columns(dataset: str) -> tuple[tuple[str, int], ...]:
-    name = NAMES[dataset]
-    return ((f"{name} Top-1", 1), (f"{name} Top-5", 5)) if dataset == "tiny-imagenet" else ((name, 1),)
