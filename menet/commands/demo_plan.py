@@ -99,10 +99,10 @@ class Plan:
     epsilon: float = EPSILON
     training_steps: int = 4
     """Steps of the attack in adversarial training."""
-    examples: int = 100
+    examples: int = 60
     """Attacked test images."""
-    batch: int = 50
-    draws: int = 30
+    batch: int = 60
+    draws: int = 20
     """Fresh random draws that each image is scored on."""
     snapshots: int = 4
     certified: int = 100
