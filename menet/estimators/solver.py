@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from menet import kernels, linalg
-from menet.estimators import newton
+from menet.estimators import newton, splitting
 from menet.estimators.newton import TINY, size_of
 
 # The adjoint's conjugate gradients, and their relative residual.
@@ -237,7 +237,14 @@ def _attempt(
         for part, piece in zip(whole, found, strict=True):
             part[index] = piece
 
-    groups: list[tuple[Tensor, Tensor | None]] = [(torch.where(~low)[0], None)]
+    high = ~low & (x.shape[-1] >= splitting.SMALLEST) & (threshold >= splitting.SMALLEST_RATIO * size_of(x))
+    groups: list[tuple[Tensor, Tensor | None]] = [(torch.where(~low & ~high)[0], None)]
+    if bool(high.any()):
+        index = torch.where(high)[0]
+        found = _by_splitting(x[index], mask[index], threshold[index], tol, max_iter, keep)
+        rest = found[1] == 0
+        groups.append((index[rest], found[0][rest]))
+        put(index, found)
     if bool(low.any()):
         index = torch.where(low)[0]
         begin, taken, _ = low_rank(x[index], mask[index], threshold[index], tol, max_iter)
@@ -249,6 +256,22 @@ def _attempt(
         if len(index):
             put(index, steps(x[index], mask[index], threshold[index], near))
     return whole
+
+
+def _by_splitting(
+    x: Tensor, mask: Tensor, threshold: Tensor, tol: float, max_iter: int, keep: bool
+) -> tuple[Tensor, ...]:
+    """Blocks of one slice by splitting: what `_compiled` returns. Iterations are 0 where it did not converge."""
+    problem, scale = newton.scaled(x, mask, threshold, None)
+    each = [torch.tensor([number], device=x.device) for number in range(len(x))]
+    found = [splitting.split(problem.of(number), tol, max_iter) for number in each]
+    estimate = torch.stack([one.estimate for one in found])[:, None] * scale
+    missed = -max_iter if max_iter <= splitting.STEPS else 0
+    iterations = torch.tensor([one.iterations or missed for one in found], device=x.device)
+    if not keep:
+        return estimate, iterations
+    filled, values, vectors = (torch.stack(parts) for parts in zip(*(one[2:] for one in found), strict=True))
+    return estimate, iterations, filled[:, None], values, vectors.mT.contiguous(), problem.threshold
 
 
 def low_rank(
