@@ -286,22 +286,27 @@ def low_rank(
         return newton.low_rank(x, mask, threshold) if start is None else start, none, none
     from menet.kernels.low_rank import low_rank_each
 
-    size = x.shape[-1]
-    largest = min(newton.LARGEST_SUBSPACE, size // 48 * newton.START_RANK)
-    sketch = x.new_zeros(largest, -(-size // 16) * 16)
-    random = torch.Generator().manual_seed(0)
-    sketch[:, :size] = torch.randn(largest, size, generator=random, dtype=x.dtype)
     begin = x[:0, 0] if start is None else start[:, 0].contiguous()
     estimate, iterations = torch.empty_like(x), torch.empty(len(x), dtype=torch.long)
     ranks = torch.empty_like(iterations)
     settings = (
         *(newton.LOW_RANK_TOLERANCE * tol, min(newton.LOW_RANK_STEPS, max_iter), newton.START_STEPS),
-        *(newton.START_LEVEL, newton.START_FALL, _solvable(x.dtype, tol)),
+        *(newton.START_LEVEL, newton.START_FALL, solvable(x.dtype, tol)),
     )
-    tensors = x[:, 0], mask[:, 0], threshold, begin, sketch, estimate[:, 0], iterations, ranks
+    tensors = x[:, 0], mask[:, 0], threshold, begin, sketch(x), estimate[:, 0], iterations, ranks
     precision = torch.finfo(x.dtype)
     low_rank_each(*(part.detach().numpy() for part in tensors), settings, precision.eps, precision.tiny)
     return estimate, iterations, ranks
+
+
+def sketch(x: Tensor) -> Tensor:
+    """Random directions, as many as `low_rank` seeks singular vectors in at most, padded to whole registers."""
+    size = x.shape[-1]
+    largest = min(newton.LARGEST_SUBSPACE, size // 48 * newton.START_RANK)
+    found = x.new_zeros(largest, -(-size // 16) * 16)
+    random = torch.Generator().manual_seed(0)
+    found[:, :size] = torch.randn(largest, size, generator=random, dtype=x.dtype)
+    return found
 
 
 def _compiled(
@@ -328,7 +333,7 @@ def _compiled(
     precision = torch.finfo(x.dtype)
     settings = (
         *(float(tol), max_iter, steps, newton.NEWTON_STEPS, newton.NEWTON_ITERATIONS, newton.FIRST_MOMENTUM),
-        *(_solvable(x.dtype, tol), newton.SMALLEST, *newton.DAMPING, *newton.FORCING),
+        *(solvable(x.dtype, tol), newton.SMALLEST, *newton.DAMPING, *newton.FORCING),
     )
     begin = x[:0, 0] if start is None else start[:, 0].contiguous()
     tensors = (x[:, 0], mask[:, 0], threshold, begin, estimate[:, 0], iterations)
@@ -359,7 +364,7 @@ def _compiled_adjoint(outgoing: Tensor, mask: Tensor, *reached: Tensor, tol: flo
     return of_x, of_threshold
 
 
-def _solvable(dtype: torch.dtype, tol: float) -> float:
+def solvable(dtype: torch.dtype, tol: float) -> float:
     """The smallest λ, relative to the norm of the matrix, whose gradient this precision resolves to `tol`·λ.
 
     The Gram matrix gives a singular value s with an error of about eps·s₁²/s.
@@ -382,8 +387,8 @@ def _batched(
     problem, scale = newton.scaled(x, mask, threshold, mixing)
     result = torch.zeros_like(x)
     iterations = torch.zeros(len(x), dtype=torch.long, device=x.device)
-    solvable = problem.threshold >= _solvable(x.dtype, tol) * newton.whole_norm(problem)
-    index = torch.where(solvable | (problem.threshold == 0))[0]
+    resolved = problem.threshold >= solvable(x.dtype, tol) * newton.whole_norm(problem)
+    index = torch.where(resolved | (problem.threshold == 0))[0]
     problem = problem.of(index)
     if len(index):
         steps = min(steps, max_iter - 1)
