@@ -105,7 +105,7 @@ def observed_entries(x: Any, mask: Any = None, weights: Any = None) -> Entries:
         entries = _from_dense(x, mask, weights)
     if not np.isfinite(entries.values).all():
         raise ConfigurationError("expected finite values at observed entries, got NaN or infinity")
-    largest = np.abs(entries.values).max(initial=0)
+    largest = float(np.abs(entries.values).max(initial=0))
     if largest > LARGEST_VALUE:
         raise ConfigurationError(
             f"expected values of at most {LARGEST_VALUE:.0e}, got {largest:.0e}, whose square overflows; scale x"

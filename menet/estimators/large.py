@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import scipy.linalg
@@ -46,9 +46,11 @@ MAJORIZE = 8
 # With fewer entries the factors are small, and decompositions of them take longer with several threads.
 ENTRIES_OF_ONE_THREAD = 1_000_000
 # Up to the first side, and up to the second where there are at least as many entries as in the Gram matrix, a
-# full decomposition of it is faster than Lanczos iterations. It is summed over this many rows at once.
+# full decomposition of it is faster than Lanczos iterations.
 SMALL_SIDE, LARGEST_SIDE = 64, 1500
-ROWS_AT_ONCE = 100_000
+# Rows and columns are solved in one pass where this many rows come on a column, and the Gram matrices of all
+# columns have at most so many entries.
+TALL, LARGEST_GRAMS = 4, 500_000
 
 
 @dataclass(frozen=True)
@@ -213,16 +215,35 @@ class _Model:
         return sum(entries.over_rows(solve_rows, entries.values, entries.weights, left, right, chosen, penalty))
 
 
+class _Spectrum(NamedTuple):
+    """Of the residual: its leading singular triplets outside the factors, a bound on its norm, and uᵀRv of each
+    pair of singular vectors of the factors, which is λ at the minimum."""
+
+    left: Array
+    values: Array
+    right: Array
+    norm: float
+    along: Array
+
+
 class _Solver(_Model):
     """The iterations of `complete`."""
 
     def __init__(self, entries: Entries, effects: Effects, limit: int | None, tol: float, max_iter: int) -> None:
         super().__init__(entries, 1.0, effects)
-        self.across = entries.transposed
         self.limit = min(*entries.shape, limit or min(entries.shape))
         self.tol, self.left_over, self.max_iter = tol, max_iter, max_iter
         self.residuals = np.zeros(len(entries.values))
         self.steepest = float(entries.weights.max()) if len(entries.weights) else 1.0
+        rows, columns = entries.shape
+        weight = float(entries.weights.sum()) if len(entries.weights) else float(len(entries.values))
+        # The curvature of the misfit along a pair of singular vectors whose entries are about equal.
+        self.curvature = max(weight / (rows * columns), 1e-300)
+
+    @cached_property
+    def across(self) -> Entries:
+        """The entries by columns."""
+        return self.entries.transposed
 
     def run(self, shrinkage: float | None, start: Completion | None) -> Completion:
         rows, columns = self.entries.shape
@@ -239,7 +260,7 @@ class _Solver(_Model):
             zero = np.zeros_like(left[:, :-2]), np.zeros_like(right[:, :-2])
             self.residual(*((left, right) if start is None else self.assemble(*zero, left[:, -2], right[:, -1])))
             nothing = np.zeros((rows, 2)), np.zeros((columns, 2))
-            largest = self.spectrum(*nothing, 1)[3]
+            largest = self.spectrum(*nothing, 1).norm
         goal = largest * FRACTION_OF_LARGEST if shrinkage is None else float(shrinkage)
         # A λ beyond what double precision resolves.
         goal = max(goal, 1e-300)
@@ -247,6 +268,9 @@ class _Solver(_Model):
         while True:
             self.shrinkage = level
             last = level <= goal
+            if left.shape[1] > 2 and (start is None or start.shrinkage != level):
+                # What another λ makes of the factors; only then can the residual tell which directions they lack.
+                left, right = self.settle(left, right)
             left, right, objective, gap = self.descend(left, right, self.tol if last else 0.1)
             if last or self.left_over <= 0:
                 break
@@ -277,21 +301,28 @@ class _Solver(_Model):
             self.fit_effects(left, right)
             misfit = self.residual(left, right)
             rank = left.shape[1] - 2
-            vectors, values, others, norm = self.spectrum(left, right, min(max(BLOCK, rank // 2), LARGEST_BLOCK))
-            nuclear = float(_singular_values(left[:, :rank], right[:, :rank]).sum())
-            objective = misfit + self.shrinkage * nuclear
-            gap = self.gap(objective, norm)
+            found = self.spectrum(left, right, min(max(BLOCK, rank // 2), LARGEST_BLOCK))
+            lengths = _singular_values(left[:, :rank], right[:, :rank])
+            objective = misfit + self.shrinkage * float(lengths.sum())
+            gap = self.gap(objective, found.norm)
             if gap <= tol or self.left_over <= 0:
                 break
-            added = np.flatnonzero(values > self.shrinkage * (1 + 0.3 * min(tol, 0.1)))[: self.limit - rank]
+            # A pair that a gradient step would shrink to nothing goes at once: alternating minimization takes
+            # ever smaller steps towards zero.
+            falls = lengths + (found.along - self.shrinkage) / self.curvature <= 0
+            if falls.any():
+                left, right = (np.delete(side, np.flatnonzero(falls), axis=1) for side in (left, right))
+                rank = left.shape[1] - 2
+            grows = found.values > self.shrinkage * (1 + 0.3 * min(tol, 0.1))
+            added = np.flatnonzero(grows)[: self.limit - rank]
             before = objective
             if len(added):
-                scale = np.sqrt(values[added] - self.shrinkage)
-                left = np.insert(left, [rank] * len(added), vectors[:, added] * scale, axis=1)
-                right = np.insert(right, [rank] * len(added), others[:, added] * scale, axis=1)
-            left, right = self.sweep(left, right, precision)
+                scale = np.sqrt((found.values[added] - self.shrinkage) / self.curvature)
+                left = np.insert(left, [rank] * len(added), found.left[:, added] * scale, axis=1)
+                right = np.insert(right, [rank] * len(added), found.right[:, added] * scale, axis=1)
+            left, right = self.sweep(*self.settle(left, right), precision)
             rank = left.shape[1] - 2
-            if not len(added):
+            if not (len(added) or falls.any()):
                 objective = self.objective(left, right)
                 # Nothing to add and nothing gained: more precision, until rounding or the limit on the rank ends
                 # it.
@@ -301,15 +332,19 @@ class _Solver(_Model):
                 precision = max(0.1 * precision, 1e-13)
         return left, right, objective, gap
 
-    def sweep(self, left: Array, right: Array, precision: float) -> tuple[Array, Array]:
-        """Alternating ridge regressions until the step is relatively smaller than `precision`, accelerated."""
+    def settle(self, left: Array, right: Array) -> tuple[Array, Array]:
+        """Two plain sweeps, in which new directions find their length.
+
+        Balanced factors of the same product have the least penalty.
+        """
         for _ in range(2):
-            # New directions first find their length: balanced factors of the same product have the least penalty.
-            self.solve(self.entries, left, right, self.free_left)
-            left, right = _balanced(left, right, 1e-9)
-            self.solve(self.across, right, left, self.free_right)
+            self.alternate(left, right)
             left, right = _balanced(left, right, 1e-9)
             self.left_over -= 1
+        return left, right
+
+    def sweep(self, left: Array, right: Array, precision: float) -> tuple[Array, Array]:
+        """Alternating ridge regressions until the step is relatively smaller than `precision`, accelerated."""
         rank = left.shape[1] - 2
         if not rank:
             return left, right
@@ -362,12 +397,49 @@ class _Solver(_Model):
 
     def alternated(self, left: Array, right: Array, state: Array) -> tuple[float, Array]:
         """A ridge regression of each row, then of each column: the objective in between, and the new state."""
-        rank = left.shape[1] - 2
         self.restore(left, right, state, False)
+        return self.alternate(left, right), self.state(left, right, False)
+
+    def alternate(self, left: Array, right: Array) -> float:
+        """A ridge regression of each row, then of each column, in place: the objective in between."""
+        rank = left.shape[1] - 2
+        rows, columns = self.entries.shape
+        penalty = 0.5 * self.shrinkage * float(np.square(right[:, :rank]).sum())
+        if rows >= TALL * columns and columns * (rank + 1) * (rank + 2) <= 2 * LARGEST_GRAMS:
+            return penalty + self.alternate_at_once(left, right)
         found = self.solve(self.entries, left, right, self.free_left)
-        found += 0.5 * self.shrinkage * float(np.square(right[:, :rank]).sum())
         self.solve(self.across, right, left, self.free_right)
-        return found, self.state(left, right, False)
+        return penalty + found
+
+    def alternate_at_once(self, left: Array, right: Array) -> float:
+        """The same in one pass over the rows, without the penalty on `right`."""
+        from menet.kernels.tall import alternate_rows
+
+        rank, entries = left.shape[1] - 2, self.entries
+        penalty = np.full(rank + self.of_rows, self.shrinkage)
+        penalty[rank:] = 0.0
+        first, second = np.tril_indices(len(penalty))
+        table = right[:, first] * right[:, second]
+        free = self.free_right(rank)
+        one, two = np.tril_indices(len(free))
+
+        def part(*arguments: Any) -> tuple[float, Array]:
+            grams = np.zeros((len(right), len(one) + len(free)))
+            found = alternate_rows(
+                *(*arguments[:-2], left, right, table, penalty, rank, self.of_columns, grams), *arguments[-2:]
+            )
+            return found, grams
+
+        parts = entries.over_rows(part, entries.values, entries.weights)
+        sums = np.sum([grams for _, grams in parts], axis=0)
+        gram = np.zeros((len(right), len(free), len(free)))
+        gram[:, one, two] = gram[:, two, one] = sums[:, : len(one)]
+        diagonal = np.arange(len(free))
+        gram[:, diagonal[:rank], diagonal[:rank]] += self.shrinkage
+        # The effect of a column without entries is zero.
+        gram[:, diagonal, diagonal] += gram[:, diagonal, diagonal] == 0
+        right[:, free] = np.linalg.solve(gram, sums[:, len(one) :, None])[:, :, 0]
+        return sum(found for found, _ in parts)
 
     def majorized(self, left: Array, right: Array, state: Array) -> tuple[float, Array]:
         """The same with unobserved entries as in the model (Hastie et al., 2015): one Gram matrix for all."""
@@ -423,8 +495,8 @@ class _Solver(_Model):
         dual = scale * linear - 0.5 * scale**2 * float(residuals @ weighted)
         return max(0.0, objective - dual) / objective if objective > 0 else 0.0
 
-    def spectrum(self, left: Array, right: Array, count: int) -> tuple[Array, Array, Array, float]:
-        """The leading singular triplets of the residual outside the factors, and a bound on its norm.
+    def spectrum(self, left: Array, right: Array, count: int) -> _Spectrum:
+        """The spectrum of the stored residual, with `count` triplets.
 
         Inside the factors all singular values of the residual are about λ, which Lanczos iterations could not
         separate. The norm is at most that of the 2×2 matrix of norms of its parts.
@@ -434,14 +506,11 @@ class _Solver(_Model):
         matrix = scipy.sparse.csr_array(
             (self.residuals, self.entries.columns, self.entries.starts), (rows, columns)
         )
-        base, other = np.linalg.qr(left[:, :rank])[0], np.linalg.qr(right[:, :rank])[0]
+        (base, small), (other, inner) = (np.linalg.qr(side[:, :rank]) for side in (left, right))
         image, preimage = matrix @ other, matrix.T @ base
         inside = base.T @ image
         if columns <= SMALL_SIDE or (columns <= LARGEST_SIDE and columns**2 <= len(self.residuals)):
-            gram = -preimage @ preimage.T
-            for first in range(0, rows, ROWS_AT_ONCE):
-                part = matrix[first : first + ROWS_AT_ONCE]
-                gram += (part.T @ part).toarray()
+            gram = self.gram() - preimage @ preimage.T
             gram -= other @ (other.T @ gram)
             gram -= (gram @ other) @ other.T
             squares, vectors = np.linalg.eigh((gram + gram.T) / 2)
@@ -470,14 +539,30 @@ class _Solver(_Model):
             turned, values, vectors = turned[:, order], values[order], vectors[order].T
         outside = values.max(initial=0)
         if not rank:
-            return turned, values, vectors, float(outside)
+            return _Spectrum(turned, values, vectors, float(outside), np.zeros(0))
         blocks = np.array(
             [
                 [np.linalg.norm(inside, 2), np.linalg.norm(preimage - other @ inside.T)],
                 [np.linalg.norm(image - base @ inside), outside],
             ]
         )
-        return turned, values, vectors, float(np.linalg.norm(blocks, 2))
+        # Balanced factors have orthogonal columns, so their bases are their singular vectors up to signs.
+        along = np.diag(inside) * np.sign(np.diag(small) * np.diag(inner))
+        return _Spectrum(turned, values, vectors, float(np.linalg.norm(blocks, 2)), along)
+
+    def gram(self) -> Array:
+        """The residual's Gram matrix of columns."""
+        from menet.kernels.tall import gram_rows
+
+        side = self.entries.shape[1]
+
+        def part(*arguments: Any) -> Array:
+            gram = np.zeros((side, side))
+            gram_rows(*arguments[:-2], gram, *arguments[-2:])
+            return gram
+
+        gram: Array = np.sum(self.entries.over_rows(part, self.residuals), axis=0)
+        return gram + np.tril(gram, -1).T
 
 
 def _singular_values(left: Array, right: Array) -> Array:

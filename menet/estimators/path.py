@@ -14,7 +14,7 @@ from torch import Tensor
 
 from menet import kernels, linalg
 from menet.errors import ConfigurationError
-from menet.estimators import solver
+from menet.estimators import newton, solver
 from menet.estimators.base import check_stopping, checked
 from menet.estimators.entries import Entries, observed_entries
 from menet.estimators.large import Completion, Effects, complete
@@ -72,7 +72,8 @@ def path(
     levels = _levels(flat, lambdas, count, smallest, shared=False, batch=x.shape[:-2])
 
     def walk(flat: Tensor, seen: Tensor, levels: Tensor) -> tuple[Tensor, ...]:
-        found = list(_walk(flat, seen, levels, tol, max_iter))
+        steps = _walk(flat, seen, levels, tol, max_iter, proven=True)
+        found = [(estimate.clone(), iterations, rank) for estimate, iterations, rank in steps]
         return tuple(torch.stack(parts, 1) for parts in zip(*found, strict=True))
 
     turned = x.shape[-1] > x.shape[-2]
@@ -130,8 +131,10 @@ def cross_validate(
         # Single precision suffices; the solver takes double where a small λ needs it.
         scale = linalg.power_of_two(flat, (1, 2))
         flat, levels = (flat / scale).float(), (levels / scale[:, 0]).float()
-        for estimate, iterations, rank in _walk(flat * kept, kept, levels, tol, max_iter):
-            error = ((estimate - flat).square() * held).sum((1, 2), dtype=torch.float64)
+        wrong = torch.empty_like(flat)
+        for estimate, iterations, rank in _walk(flat * kept, kept, levels, tol, max_iter, proven=False):
+            torch.sub(estimate, flat, out=wrong).mul_(held)
+            error = torch.linalg.vector_norm(wrong, dim=(1, 2), dtype=torch.float64).square()
             errors.append(error * scale[:, 0, 0].square())
             ranks.append(rank)
             missed.append(iterations)
@@ -214,30 +217,36 @@ def path_large(
 
 
 def _walk(
-    x: Tensor, mask: Tensor, levels: Tensor, tol: float, max_iter: int
+    x: Tensor, mask: Tensor, levels: Tensor, tol: float, max_iter: int, proven: bool
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Estimates, iterations (negative where the limit was reached) and ranks for each λ of one chunk."""
-    estimate = before = torch.zeros_like(x)
+    """Estimates, iterations (negative where the limit was reached) and ranks for each λ of one chunk.
+
+    Where not `proven`, a singular value a little beyond λ may be missed, as long as it is outside the subspace of
+    the others. The memory of an estimate is used again three values later.
+    """
+    # The last three estimates, in turns: new memory for each would cost as much as a step in a subspace.
+    estimate, past, start = torch.zeros_like(x), [torch.zeros_like(x), torch.zeros_like(x)], torch.empty_like(x)
     norms = linalg.spectral_norm(x)
-    last = earlier = torch.full_like(norms, torch.inf)
-    # While the rank is low, steps in a subspace suffice.
-    low = torch.full_like(norms, x.shape[-1] > kernels.LARGEST, dtype=torch.bool)
+    last = [torch.full_like(norms, torch.inf)] * 3
+    # While the rank is low, steps in a subspace suffice, from that of the λ before.
+    suits = x.shape[-1] > kernels.LARGEST and kernels.suit(x, kernels.LARGEST_SOLVED)
+    low = torch.full_like(norms, suits, dtype=torch.bool)
+    sketch = solver.sketch(x)
+    bases, sizes = x.new_zeros(len(x), *sketch.shape), torch.zeros_like(norms, dtype=torch.long)
+    rank, grown = torch.zeros_like(norms, dtype=torch.long), torch.zeros_like(norms, dtype=torch.long)
     for threshold in levels.unbind(1):
         # Where λ is at least the norm of the matrix the estimate stays zero.
         above = torch.where(threshold < norms * (1 - 1e-12))[0]
-        iterations, rank = torch.ones_like(norms, dtype=torch.long), torch.zeros_like(norms, dtype=torch.long)
-        # Were everything observed, the estimate would change linearly with λ wherever the rank stays the same.
-        ahead = ((last - threshold) / (earlier - last)).nan_to_num(0, 0, 0).clamp(0, 1)[:, None, None]
-        start = torch.lerp(before, estimate, 1 + ahead)
-        before, earlier, last = estimate, last, threshold
+        low &= rank + grown.clamp(min=0) + 4 <= len(sketch)
+        _extrapolate(estimate, past, threshold, last, ~low, out=start)
+        estimate, past, last = past[1].copy_(estimate), [estimate, past[0]], [threshold, *last[:2]]
+        before = rank
+        iterations, rank = torch.ones_like(rank), torch.zeros_like(rank)
         index = above[low[above]]
         if len(index):
-            part = x[index, None], mask[index, None], threshold[index]
-            found, taken, values = solver.low_rank(*part, tol, max_iter, start[index, None])
-            low[index] = taken > 0
-            done = index[taken > 0]
-            estimate = estimate.index_copy(0, done, found[taken > 0, 0])
-            iterations[done], rank[done] = taken[taken > 0], values[taken > 0]
+            subspace, results = (sketch, bases, sizes), (estimate, iterations, rank)
+            _in_subspace(x, mask, threshold, index, start, subspace, results, tol, max_iter, proven)
+            low[index] = iterations[index] > 0
             above = above[~low[above]]
         if len(above):
             found, taken, _, _, values, _, scaled = solver.solve(
@@ -245,9 +254,52 @@ def _walk(
                 keep=True,
                 start=start[above, None],
             )
-            estimate = estimate.index_copy(0, above, found[:, 0])
+            estimate[above] = found[:, 0]
             iterations[above], rank[above] = taken, (values > scaled[:, None] * (1 + 1e-9)).sum(1)
+        grown = rank - before
         yield estimate, iterations, rank
+
+
+def _in_subspace(
+    x: Tensor,
+    mask: Tensor,
+    threshold: Tensor,
+    index: Tensor,
+    start: Tensor,
+    subspace: tuple[Tensor, ...],
+    results: tuple[Tensor, ...],
+    tol: float,
+    max_iter: int,
+    proven: bool,
+) -> None:
+    """Solve some of the matrices by steps in a subspace; iterations are 0 where these do not suffice."""
+    from menet.kernels.warm import warm_each
+
+    steps = min(newton.LOW_RANK_STEPS, max_iter)
+    settings = newton.LOW_RANK_TOLERANCE * tol, steps, solver.solvable(x.dtype, tol), proven
+    precision = torch.finfo(x.dtype)
+    tensors = x, mask, threshold.contiguous(), index, start, *subspace, *results
+    warm_each(*(part.numpy() for part in tensors), settings, precision.eps, precision.tiny)
+
+
+def _extrapolate(
+    estimate: Tensor, past: list[Tensor], threshold: Tensor, last: list[Tensor], bend: Tensor, out: Tensor
+) -> None:
+    """Where the last estimates point to at the next λ: linearly or, where `bend`, along a parabola.
+
+    Were everything observed, the estimate would change linearly with λ wherever the rank stays the same.
+    """
+    first, second, third = last
+    line = ((first - threshold) / (second - first)).nan_to_num(0, 0, 0).clamp(0, 1)
+    curve = line * ((second - threshold) / (third - first)).nan_to_num(0, 0, 0).clamp(0, 1)
+    curve = torch.where(bend, curve, 0.0)
+    # Newton's form: a straight line, and a multiple of how much the last two differ.
+    ratio = ((second - first) / (third - second)).nan_to_num(0, 0, 0).clamp(0, 1)
+    ahead, turned = (1 + line + curve)[:, None, None], (curve * ratio)[:, None, None]
+    middle = (line + curve + curve * ratio)[:, None, None]
+    torch.mul(estimate, ahead, out=out).addcmul_(middle, past[0], value=-1)
+    if bool(bend.any()):
+        out.addcmul_(turned, past[1])
 
 
 def _choose(levels: Tensor, squares: Tensor, counts: Tensor, ranks: Tensor) -> tuple[Tensor, ...]:

@@ -14,6 +14,7 @@ from menet.errors import ConfigurationError, require
 from menet.estimators.constrained import constrained
 from menet.estimators.large import GAP, Completion, Effects, complete
 from menet.estimators.path import cross_validate, cross_validate_large
+from menet.estimators.soft_impute import FRACTION_OF_LARGEST, soft_impute
 from menet.estimators.usvt import USVT
 
 require("sklearn", "sklearn")
@@ -25,6 +26,8 @@ Array = NDArray[Any]
 
 DENSE_SIDE = 256
 """Up to this shorter side λ is chosen on dense batches: all folds at once, however high the rank."""
+DENSE_ENTRIES = 1_000_000
+"""Up to this size such a table is then solved by the dense solver first."""
 HELD_OUT = 0.1
 """The fraction of observed entries that `score` hides."""
 
@@ -133,9 +136,10 @@ class SoftImputer(_Imputer):
     def _learn(self, scaled: Array) -> None:
         level = self.shrinkage
         options: dict[str, Any] = {"effects": self.effects, "rank": self.rank, "max_iter": self.max_iter}
+        dense = self.effects == "none" and self.rank is None and min(scaled.shape) <= DENSE_SIDE
         if level == "cv":
             generator = torch.Generator().manual_seed(self.random_state)
-            if self.effects == "none" and self.rank is None and min(scaled.shape) <= DENSE_SIDE:
+            if dense:
                 tensor = torch.from_numpy(scaled)
                 self.cross_validation_ = cross_validate(tensor, ~tensor.isnan(), generator=generator)
             else:
@@ -143,12 +147,43 @@ class SoftImputer(_Imputer):
             level = float(self.cross_validation_.best)
         elif isinstance(level, str):
             raise ConfigurationError(f"expected shrinkage to be a number, None or 'cv', got {level!r}")
-        self.completion_ = complete(scaled, shrinkage=level, tol=self.tol, **options)
+        start = None
+        if dense and scaled.size <= DENSE_ENTRIES and (level is None or level > 0):
+            start = _dense_completion(scaled, level)
+            level = level if start is None else start.shrinkage
+        self.completion_ = complete(scaled, shrinkage=level, tol=self.tol, start=start, **options)
         self.shrinkage_, self.rank_ = self.completion_.shrinkage, self.completion_.rank
         self.n_iter_ = max(1, self.completion_.sweeps)
 
     def _estimate(self, scaled: Array) -> Array:
         return self.completion_.project(scaled).dense()
+
+
+def _dense_completion(scaled: Array, level: float | None) -> Completion | None:
+    """The completion of a small table by the dense solver, which takes a tenth of the time at a high rank."""
+    x = torch.from_numpy(np.ascontiguousarray(scaled, dtype=np.float64))
+    mask = ~x.isnan()
+    largest = float(torch.linalg.matrix_norm(x.nan_to_num(), 2))
+    level = FRACTION_OF_LARGEST * largest if level is None else level
+    if not level < largest:
+        return None
+    estimate = soft_impute(x, mask, level, False).numpy()
+    # At the minimum, rows and columns without an entry are zero; the solver comes close.
+    estimate[~mask.numpy().any(1)] = 0
+    estimate[:, ~mask.numpy().any(0)] = 0
+    left, values, right = np.linalg.svd(estimate, full_matrices=False)
+    rank = int((values > 1e-9 * values[0]).sum())
+    root = np.sqrt(values[:rank])
+    return Completion(
+        left=np.ascontiguousarray(left[:, :rank] * root),
+        right=np.ascontiguousarray(right[:rank].T * root),
+        row_effects=np.zeros(x.shape[0]),
+        column_effects=np.zeros(x.shape[1]),
+        shrinkage=level,
+        objective=np.nan,
+        gap=np.nan,
+        sweeps=0,
+    )
 
 
 class NuclearNormImputer(SoftImputer):

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from menet import kernels, linalg
-from menet.estimators import newton
+from menet.estimators import newton, splitting
 from menet.estimators.newton import TINY, size_of
 
 # The adjoint's conjugate gradients, and their relative residual.
@@ -237,7 +237,14 @@ def _attempt(
         for part, piece in zip(whole, found, strict=True):
             part[index] = piece
 
-    groups: list[tuple[Tensor, Tensor | None]] = [(torch.where(~low)[0], None)]
+    high = ~low & (x.shape[-1] >= splitting.SMALLEST) & (threshold >= splitting.SMALLEST_RATIO * size_of(x))
+    groups: list[tuple[Tensor, Tensor | None]] = [(torch.where(~low & ~high)[0], None)]
+    if bool(high.any()):
+        index = torch.where(high)[0]
+        found = _by_splitting(x[index], mask[index], threshold[index], tol, max_iter, keep)
+        rest = found[1] == 0
+        groups.append((index[rest], found[0][rest]))
+        put(index, found)
     if bool(low.any()):
         index = torch.where(low)[0]
         begin, taken, _ = low_rank(x[index], mask[index], threshold[index], tol, max_iter)
@@ -249,6 +256,22 @@ def _attempt(
         if len(index):
             put(index, steps(x[index], mask[index], threshold[index], near))
     return whole
+
+
+def _by_splitting(
+    x: Tensor, mask: Tensor, threshold: Tensor, tol: float, max_iter: int, keep: bool
+) -> tuple[Tensor, ...]:
+    """Blocks of one slice by splitting: what `_compiled` returns. Iterations are 0 where it did not converge."""
+    problem, scale = newton.scaled(x, mask, threshold, None)
+    each = [torch.tensor([number], device=x.device) for number in range(len(x))]
+    found = [splitting.split(problem.of(number), tol, max_iter) for number in each]
+    estimate = torch.stack([one.estimate for one in found])[:, None] * scale
+    missed = -max_iter if max_iter <= splitting.STEPS else 0
+    iterations = torch.tensor([one.iterations or missed for one in found], device=x.device)
+    if not keep:
+        return estimate, iterations
+    filled, values, vectors = (torch.stack(parts) for parts in zip(*(one[2:] for one in found), strict=True))
+    return estimate, iterations, filled[:, None], values, vectors.mT.contiguous(), problem.threshold
 
 
 def low_rank(
@@ -263,22 +286,27 @@ def low_rank(
         return newton.low_rank(x, mask, threshold) if start is None else start, none, none
     from menet.kernels.low_rank import low_rank_each
 
-    size = x.shape[-1]
-    largest = min(newton.LARGEST_SUBSPACE, size // 48 * newton.START_RANK)
-    sketch = x.new_zeros(largest, -(-size // 16) * 16)
-    random = torch.Generator().manual_seed(0)
-    sketch[:, :size] = torch.randn(largest, size, generator=random, dtype=x.dtype)
     begin = x[:0, 0] if start is None else start[:, 0].contiguous()
     estimate, iterations = torch.empty_like(x), torch.empty(len(x), dtype=torch.long)
     ranks = torch.empty_like(iterations)
     settings = (
         *(newton.LOW_RANK_TOLERANCE * tol, min(newton.LOW_RANK_STEPS, max_iter), newton.START_STEPS),
-        *(newton.START_LEVEL, newton.START_FALL, _solvable(x.dtype, tol)),
+        *(newton.START_LEVEL, newton.START_FALL, solvable(x.dtype, tol)),
     )
-    tensors = x[:, 0], mask[:, 0], threshold, begin, sketch, estimate[:, 0], iterations, ranks
+    tensors = x[:, 0], mask[:, 0], threshold, begin, sketch(x), estimate[:, 0], iterations, ranks
     precision = torch.finfo(x.dtype)
     low_rank_each(*(part.detach().numpy() for part in tensors), settings, precision.eps, precision.tiny)
     return estimate, iterations, ranks
+
+
+def sketch(x: Tensor) -> Tensor:
+    """Random directions, as many as `low_rank` seeks singular vectors in at most, padded to whole registers."""
+    size = x.shape[-1]
+    largest = min(newton.LARGEST_SUBSPACE, size // 48 * newton.START_RANK)
+    found = x.new_zeros(largest, -(-size // 16) * 16)
+    random = torch.Generator().manual_seed(0)
+    found[:, :size] = torch.randn(largest, size, generator=random, dtype=x.dtype)
+    return found
 
 
 def _compiled(
@@ -305,7 +333,7 @@ def _compiled(
     precision = torch.finfo(x.dtype)
     settings = (
         *(float(tol), max_iter, steps, newton.NEWTON_STEPS, newton.NEWTON_ITERATIONS, newton.FIRST_MOMENTUM),
-        *(_solvable(x.dtype, tol), newton.SMALLEST, *newton.DAMPING, *newton.FORCING),
+        *(solvable(x.dtype, tol), newton.SMALLEST, *newton.DAMPING, *newton.FORCING),
     )
     begin = x[:0, 0] if start is None else start[:, 0].contiguous()
     tensors = (x[:, 0], mask[:, 0], threshold, begin, estimate[:, 0], iterations)
@@ -336,7 +364,7 @@ def _compiled_adjoint(outgoing: Tensor, mask: Tensor, *reached: Tensor, tol: flo
     return of_x, of_threshold
 
 
-def _solvable(dtype: torch.dtype, tol: float) -> float:
+def solvable(dtype: torch.dtype, tol: float) -> float:
     """The smallest λ, relative to the norm of the matrix, whose gradient this precision resolves to `tol`·λ.
 
     The Gram matrix gives a singular value s with an error of about eps·s₁²/s.
@@ -359,8 +387,8 @@ def _batched(
     problem, scale = newton.scaled(x, mask, threshold, mixing)
     result = torch.zeros_like(x)
     iterations = torch.zeros(len(x), dtype=torch.long, device=x.device)
-    solvable = problem.threshold >= _solvable(x.dtype, tol) * newton.whole_norm(problem)
-    index = torch.where(solvable | (problem.threshold == 0))[0]
+    resolved = problem.threshold >= solvable(x.dtype, tol) * newton.whole_norm(problem)
+    index = torch.where(resolved | (problem.threshold == 0))[0]
     problem = problem.of(index)
     if len(index):
         steps = min(steps, max_iter - 1)

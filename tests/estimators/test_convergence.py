@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from menet import estimators, kernels, linalg
-from menet.estimators import solver
+from menet.estimators import solver, splitting
 from menet.estimators.solver import ConvergenceWarning
 
 
@@ -217,3 +217,54 @@ def test_gradients_beyond_small_sizes() -> None:
             atol=1e-4,
             fast_mode=True,
         )
+
+
+def picture(rows: int = 130, columns: int = 100, kind: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    """A smooth image of high rank with a little noise, in [-1, 1], and a mask."""
+    generator = torch.Generator().manual_seed(0)
+    y, x = torch.meshgrid(torch.linspace(0, 3, rows), torch.linspace(0, 3, columns), indexing="ij")
+    waves = torch.sin(3 * y * x + y) * torch.cos((2 * x - y) ** 2)
+    noisy = 0.8 * waves + 0.02 * torch.randn(rows, columns, generator=generator)
+    return noisy.to(kind), torch.rand(rows, columns, generator=generator) < 0.6
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+@pytest.mark.parametrize("mu", [0.2, 0.05, 0.01])
+def test_large_images_are_split_to_the_same_minimum(mu, kind, monkeypatch):
+    x, mask = picture(kind=kind)
+    newton = estimators.NuclearNorm(mu).solve(x, mask)
+    monkeypatch.setattr(splitting, "SMALLEST", 97)
+    split = estimators.NuclearNorm(mu)
+    found = split.solve(torch.stack([x, 2 * x.flip(0)]), torch.stack([mask, mask.flip(0)]))
+    assert not torch.equal(found.estimate[0], newton.estimate)
+    assert float(found.gap[0]) < 2e-3
+    values = [objective(estimate, x, mask, mu / 2) for estimate in (found.estimate[0], newton.estimate)]
+    assert values[0] < values[1] * (1 + 1e-4)
+    assert torch.equal(split(x, mask), found.estimate[0])
+    # One matrix is as good as one in a batch, and without a gradient as with one.
+    assert torch.equal(split(x.clone().requires_grad_(), mask).detach(), found.estimate[0])
+
+
+def test_gradients_of_large_images(monkeypatch):
+    monkeypatch.setattr(splitting, "SMALLEST", 97)
+    x, mask = picture()
+    options = {"tol": 1e-10, "gradient_tol": 1e-10}
+    for steps in (400, splitting.STEPS):
+        # With the usual number of steps Newton's method finishes.
+        monkeypatch.setattr(splitting, "STEPS", steps)
+        assert torch.autograd.gradcheck(
+            lambda x: estimators.nuclear_norm(x, mask, 0.2, **options),
+            x.requires_grad_(),
+            fast_mode=True,
+            atol=1e-5,
+        )
+
+
+def test_large_images_without_shrinkage_or_with_few_steps(monkeypatch):
+    x, mask = picture()
+    kept = estimators.nuclear_norm(x, mask, 0.0)
+    monkeypatch.setattr(splitting, "SMALLEST", 97)
+    assert torch.equal(estimators.nuclear_norm(x, mask, 0.0), kept)
+    with pytest.warns(ConvergenceWarning, match="1 of 1 matrices did not converge in 5 iterations"):
+        assert estimators.nuclear_norm(x, mask, 0.2, max_iter=5).isfinite().all()
+    assert not estimators.nuclear_norm(x, torch.zeros_like(mask), 0.2).any()

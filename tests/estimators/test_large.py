@@ -9,6 +9,7 @@ import torch
 
 from menet import estimators
 from menet.errors import ConfigurationError
+from menet.estimators import large
 from menet.estimators.entries import observed_entries
 from menet.estimators.factored import factored
 from menet.estimators.large import Completion, complete
@@ -138,6 +139,45 @@ def test_a_start_saves_sweeps_and_changes_nothing():
     assert warm.gap <= 1e-7
     assert np.abs(cold.dense() - warm.dense()).max() < 1e-3
     assert complete(x, shrinkage=3.0, start=cold).sweeps == 0
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("effects", ["none", "rows", "columns", "both"])
+def test_one_pass_over_a_tall_matrix_is_a_sweep(effects, weighted):
+    random = np.random.default_rng(0)
+    x, _ = table(60, 7)
+    x[3], x[:, 2] = np.nan, np.nan
+    entries = observed_entries(x, weights=random.random(x.shape) if weighted else None)
+    solver = large._Solver(entries, effects, None, 1e-3, 10)
+    solver.shrinkage = 0.7
+    sides = [random.standard_normal((side, 3)) for side in x.shape]
+    given = solver.assemble(*sides, *(random.standard_normal(side) for side in x.shape))
+    left, right = (part.copy() for part in given)
+    minimum = solver.solve(entries, left, right, solver.free_left)
+    solver.solve(solver.across, right, left, solver.free_right)
+    assert solver.alternate_at_once(*given) == pytest.approx(minimum, rel=1e-12)
+    assert np.abs(given[0] - left).max() < 1e-10
+    assert np.abs(given[1] - right).max() < 1e-10
+
+
+def test_gram_matrix_of_the_residual():
+    x, _ = table(60, 7)
+    solver = large._Solver(observed_entries(x), "none", None, 1e-3, 10)
+    solver.residuals[:] = solver.entries.values
+    filled = np.nan_to_num(x)
+    assert np.allclose(solver.gram(), filled.T @ filled, atol=1e-12)
+
+
+def test_a_tall_matrix_in_single_precision_without_a_warning():
+    x, truth = table(3000, 40, rank=2)
+    sparse = scipy.sparse.csr_array(np.nan_to_num(x).astype(np.float32))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = complete(sparse, shrinkage=8.0)
+    assert found.gap <= 1e-3
+    assert found.rank == 2
+    assert found.sweeps < 20
+    assert np.sqrt(np.mean((found.dense() - truth) ** 2)) < 0.2
 
 
 def test_gradients():

@@ -5,7 +5,7 @@ import pytest
 import torch
 from test_large import oracle, table
 
-from menet import estimators, masks
+from menet import estimators, kernels, masks
 from menet.errors import ConfigurationError
 from menet.estimators.constrained import constrained
 from menet.estimators.path import cross_validate, cross_validate_large, path, path_large
@@ -35,6 +35,32 @@ def test_each_point_of_the_path_is_a_cold_solution(turned):
             cold = estimators.SoftImpute(level, restore_observed=False, tol=1e-7).solve(x[index], mask[index])
             assert (found.estimates[index, place] - cold.estimate).abs().max() < 1e-4
             assert int(found.ranks[index, place]) == int(cold.rank)
+
+
+def test_a_warm_subspace_reaches_the_minimum_at_every_lambda():
+    # From rank one to beyond what a subspace holds at this size, so that Newton's method takes over.
+    x, mask, _ = batch(3, 120, 100, noise=0.3)
+    found = path(x, mask, count=12, smallest=0.02, tol=1e-3)
+    assert found.ranks[0, 1] < 4
+    assert found.ranks[0, -1] > 32
+    for place in (2, 5, 8, 11):
+        for index in range(3):
+            level = float(found.lambdas[index, place])
+            cold = estimators.SoftImpute(level, restore_observed=False, tol=1e-4).solve(x[index], mask[index])
+            difference = (found.estimates[index, place] - cold.estimate).norm() / cold.estimate.norm()
+            assert difference < 5e-3
+            assert abs(int(found.ranks[index, place]) - int(cold.rank)) <= 2
+
+
+def test_folds_beyond_small_sizes_with_and_without_compiled_loops(monkeypatch):
+    x, mask, _ = batch(1, 120, 100, noise=0.3)
+    ours = cross_validate(x, mask, generator=torch.Generator().manual_seed(0))
+    exact = cross_validate(x, mask, generator=torch.Generator().manual_seed(0), tol=1e-4)
+    monkeypatch.setattr(kernels, "suit", lambda *_: False)
+    torches = cross_validate(x, mask, generator=torch.Generator().manual_seed(0))
+    for found in (ours, torches):
+        torch.testing.assert_close(found.errors, exact.errors, rtol=0.03, atol=0)
+        assert torch.equal(found.best, exact.best)
 
 
 def test_given_lambdas_are_sorted_and_may_differ_by_matrix():
