@@ -87,10 +87,10 @@ class Plan:
     """Steps of the transfer attack, and of the attack with one draw per gradient."""
     suite: str | int = "quick"
     """Budget of the standard suite."""
-    epsilons: tuple[float, ...] = (0.1, 0.3)
+    epsilons: tuple[float, ...] = (0.1,)
     """Further budgets ε of the suite, for curves."""
     epochs: int = 4
-    estimated_epochs: int = 5
+    estimated_epochs: int = 4
     """Epochs of ME-Nets."""
     baselines: tuple[str, ...] = ()
     """Names in `BASELINES`."""
@@ -99,9 +99,9 @@ class Plan:
     epsilon: float = EPSILON
     training_steps: int = 4
     """Steps of the attack in adversarial training."""
-    examples: int = 60
+    examples: int = 50
     """Attacked test images."""
-    batch: int = 60
+    batch: int = 50
     draws: int = 20
     """Fresh random draws that each image is scored on."""
     snapshots: int = 4
