@@ -56,7 +56,9 @@ def accuracy(
 ) -> Accuracy:
     """The accuracy of one kind over all rows of `records`."""
     right = correctness(records.rows, images, criterion, top)
-    return _accuracy(right, images, criterion, top, confidence, binary=criterion != "expected")
+    # One draw is correct or not, as for every deterministic model; the mean over several is a fraction.
+    binary = criterion != "expected" or all(len(row[images]["ranks"]) == 1 for row in records.rows)
+    return _accuracy(right, images, criterion, top, confidence, binary=binary)
 
 
 def accuracies(records: Records, tops: Sequence[int] = (1, 5), confidence: float = CONFIDENCE) -> list[Accuracy]:

@@ -80,6 +80,19 @@ def test_every_criterion_is_what_its_words_say(records, logits, images, k):
             assert found.interval == "chernoff-hoeffding"
 
 
+def test_one_draw_is_correct_or_not_whatever_the_criterion(records):
+    """A deterministic model is scored on one: its expected accuracy is its vote, and so is the interval."""
+
+    def first(scores: dict) -> dict:
+        return scores | {name: scores[name][:1] for name in ("ranks", "predictions")}
+
+    rows = tuple({**row, "adversarial": first(row["adversarial"])} for row in records.rows)
+    single = Records(records.header, rows)
+    found = {criterion: accuracy(single, criterion=criterion) for criterion in ("expected", "vote", "worst")}
+    assert len({(one.value, one.low, one.high, one.interval) for one in found.values()}) == 1
+    assert found["expected"].interval == "clopper-pearson"
+
+
 def test_the_vote_is_the_one_of_the_defense(records, logits):
     (_, attacked), labels = logits
     votes = torch.nn.functional.one_hot(attacked.argmax(-1), 10).sum(0)
