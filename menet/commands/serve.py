@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from menet.commands import demo_plan
-from menet.commands.options import Root, Seed
+from menet.commands.options import Root
 from menet.commands.output import Json, Output, printing
 from menet.errors import ConfigurationError
 
@@ -19,8 +18,8 @@ RunOption = Annotated[
     tyro.conf.arg(
         metavar="RUN",
         help="The defended network: a run folder or weights file of `menet train`, or a name of "
-        "`menet models list`. Default: the small networks of `menet demo`, trained once on the built-in digits "
-        "(a minute or two).",
+        "`menet models list`. Default: mnist-menet-adversarial, with mnist-vanilla as the bare network "
+        "and mnist-menet-certified for certificates.",
         help_behavior_hint="",
     ),
 ]
@@ -48,7 +47,6 @@ DataOption = Annotated[
         help_behavior_hint="",
     ),
 ]
-Out = Annotated[Path, tyro.conf.arg(help="Folder for the networks of the demo, and where they are looked for.")]
 
 
 @dataclass(frozen=True)
@@ -82,10 +80,6 @@ class Serve:
     memory: int = 2048
     """Megabytes that the requests of one worker may take."""
 
-    out: Out = Path("runs/demo")
-
-    seed: Seed = 0
-
     def __call__(self) -> int:
         if not (self.seconds > 0 and self.memory >= 256 and 0 <= self.port < 65536):
             raise ConfigurationError(
@@ -95,7 +89,7 @@ class Serve:
         from menet.web.server import Server
         from menet.web.workers import Limits, Refused, workers
 
-        networks = networks_of(self.run, self.bare, self.certified, self.data, self.root, self.out, self.seed)
+        networks = networks_of(self.run, self.bare, self.certified, self.data, self.root)
         lanes = workers(networks, Limits(self.seconds, self.memory))
         try:
             server = Server((self.host, self.port), lanes)
@@ -140,17 +134,13 @@ class Explore:
     quick: bool = False
     """Fewer settings: a file of a few hundred kilobytes, made in seconds."""
 
-    out: Out = Path("runs/demo")
-
-    seed: Seed = 0
-
     json: Json = False
 
     @printing
     def __call__(self, out: Output) -> int:
         from menet.files import write_atomically
 
-        networks = networks_of(self.run, self.bare, self.certified, self.data, self.root, self.out, self.seed)
+        networks = networks_of(self.run, self.bare, self.certified, self.data, self.root)
         from menet.web.explorer import Explorer, Grid, static_answers
         from menet.web.server import render
 
@@ -167,28 +157,21 @@ class Explore:
 
 
 def networks_of(
-    run: str | None,
-    bare: str | None,
-    certified: str | None,
-    data: str | None,
-    root: Path | None,
-    out: Path,
-    seed: int,
+    run: str | None, bare: str | None, certified: str | None, data: str | None, root: Path | None
 ) -> "Networks":
-    """The networks that the options name; without a run those of the demo, trained if they are not there."""
+    """The networks that the options name; without a run those that come with the package."""
     from menet.web.explorer import Networks
 
     if run is None:
         if bare is not None or certified is not None or data is not None:
             raise ConfigurationError("expected --run, the defended network, beside --bare, --certified or --data")
-        folders = demo_networks(out, seed)
         return Networks(
-            defended=str(folders["me-net"]),
-            bare=str(folders["vanilla"]),
-            certified=str(folders["me-net-low-p"]),
-            epsilon=demo_plan.EPSILON / 2,
-            note="The networks here are small ones, trained on 3,000 digits in a minute or two: they show how "
-            "things work, and are no measure of what the method can do.",
+            defended="mnist-menet-adversarial",
+            bare="mnist-vanilla",
+            certified="mnist-menet-certified",
+            epsilon=0.2,
+            note="The networks, for MNIST, come with menet; the defended one was trained on adversarial "
+            "examples. The digits are of the set they were trained on.",
         )
     from menet.commands.options import check_dataset, epsilon_of, trained_on
     from menet.training.pretrained import locate
@@ -207,21 +190,3 @@ def networks_of(
         epsilon=round(epsilon_of(None, name), 2),
         note=f"The defended network is {run}, of the dataset {dataset}.",
     )
-
-
-def demo_networks(out: Path, seed: int) -> dict[str, Path]:
-    """The run folders of three networks of `menet demo`; those that are missing are trained."""
-    from menet.commands.demo import plan_key
-    from menet.training import train
-
-    if seed < 0:
-        raise ConfigurationError(f"expected seed >= 0, got {seed}")
-    plan = demo_plan.FULL
-    work = out / f"{plan.name}-{plan_key(plan, seed)}"
-    wanted = [network for network in plan.networks if network.folder in ("vanilla", "me-net", "me-net-low-p")]
-    folders = {}
-    for number, network in enumerate(wanted, 1):
-        folders[network.folder] = work / network.folder
-        print(f"network {number} of {len(wanted)}, {network.title}: {folders[network.folder]}", flush=True)
-        train(network.config(plan, seed), folders[network.folder])
-    return folders

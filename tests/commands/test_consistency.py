@@ -37,6 +37,8 @@ NO_RANDOMNESS, NO_FILES, NO_NETWORK = "uses no randomness", "writes no files", "
 WITHOUT = {
     "json": {"serve": "runs until it is stopped", "completion": "prints a script"},
     "out": {
+        "serve": NO_FILES,
+        "explore": "the page is --export",
         "doctor": NO_FILES,
         "completion": NO_FILES,
         "data list": NO_FILES,
@@ -52,6 +54,8 @@ WITHOUT = {
         "publish": NO_RANDOMNESS,
         "compare": NO_RANDOMNESS,
         "reproduce": "the seeds are part of the experiments",
+        "serve": "the page asks for each seed",
+        "explore": "the page is the same for everybody",
         "doctor": "its self-test is the same for everybody",
         "completion": NO_RANDOMNESS,
         "data list": NO_RANDOMNESS,
