@@ -28,6 +28,8 @@ from menet.web.workers import MAX_UPLOAD
 
 MAX_STEPS, MAX_DRAWS, MAX_FRAMES = 50, 100, 26
 ESTIMATORS = ("nuclear-norm", "soft-impute", "usvt", "tubal", "mask-only")
+TOLERANCE = 1e-2
+"""Of Soft-Impute: at small p its default takes hundreds of milliseconds, which a slider must not wait for."""
 
 Request = dict[str, Any]
 
@@ -138,7 +140,8 @@ class Explorer:
         seed: int = 0,
     ) -> list[dict[str, Any]]:
         """Masked and estimated images, the mean of `draws` estimates, and singular values before and after."""
-        model = MENet(nn.Identity(), build(estimator), p, channels=channels).eval()
+        settings = {"tol": TOLERANCE} if estimator == "soft-impute" else {}
+        model = MENet(nn.Identity(), build(estimator, **settings), p, channels=channels).eval()
         only = MENet(nn.Identity(), "mask-only", p, channels=channels)
         b, c, h, w = images.shape
         shape = (draws, b, c if channels == "joint" else 1, h, w)
