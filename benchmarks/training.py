@@ -9,7 +9,7 @@
 4. What an objective costs over standard training, and whether `torch.compile` helps.
 
 `python -m benchmarks.training --shapes MINUTES` trains networks of several shapes on CIFAR-10 by N-FGSM for the
-same processor time each, and compares their robust accuracy. It needs the dataset.
+same processor time each, in turn, and compares their robust accuracy. It needs the dataset.
 """
 
 import argparse
@@ -27,18 +27,19 @@ from torch import Tensor, nn
 
 from menet import data, models
 from menet.attacks import PGD, ThreatModel
+from menet.attacks.losses import MARGIN
 from menet.distributed import Worker
+from menet.evaluation.accuracy import clopper_pearson
 from menet.models.bodies import BasicBlock, Compact
 from menet.models.network import Architecture, Body, Network, average
 from menet.models.registry import initialize
 from menet.preprocessed import Preprocessed, rebuild
 from menet.training.batches import Batches, crop_and_flip, estimated_ahead
-from menet.training.building import averaged_copy, build_optimizer, number_type, update_average
+from menet.training.building import autocast, averaged_copy, build_optimizer, number_type, update_average
 from menet.training.config import TrainingConfig, me_net
 from menet.training.loop import Step
 from menet.training.objectives import build_objective
 from menet.training.recipes import cores_cifar10, paper_cifar10
-from menet.training.validation import accuracy
 
 BARS = {"nuclear-norm": 0.10, "usvt": 0.02}
 P = {"nuclear-norm": (0.4, 0.6), "usvt": (0.8, 1.0)}
@@ -307,53 +308,92 @@ SHAPES: dict[str, Callable[[], Body]] = {
 def compare_shapes(minutes: float, chosen: Sequence[str] = (), images: int = 1000) -> None:
     """Train each shape by N-FGSM for `minutes` of processor time on one thread; print its accuracies.
 
-    Processor time, unlike the clock's, hardly depends on what else the machine does. The learning rate follows
-    one cycle over that time, and averaged weights are what is tested, under PGD of 10 steps.
+    The shapes take turns, the one that has had the least time next: whatever else the machine does slows all of
+    them alike. Averaged weights are tested, under PGD of 10 steps, on the same images, so that differences from
+    the first shape come with an interval of their own.
     """
     torch.set_num_threads(1)
     train_set, test_set = data.load("cifar10", "train"), data.load("cifar10", "test")
-    attack = PGD(threat=ThreatModel("linf", 8 / 255), steps=10, step_size=2 / 255, keep="last")
-    print(f"shapes: N-FGSM on CIFAR-10, {minutes:g} minutes of one core each, {images} test images")
-    for name in chosen or SHAPES:
-        body = SHAPES[name]()
-        architecture = Architecture(name, 3, 32, 10, train_set.mean, train_set.std)
-        network = Network(architecture, body)
-        initialize(network, torch.Generator().manual_seed(0))
-        network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        averaged, seen = _train_for(60 * minutes, network, train_set)
-        index = torch.arange(images)
-        clean = accuracy(averaged, test_set, index)
-        robust = accuracy(averaged, test_set, index, attack=attack)
+    config = replace(cores_cifar10(), objective="n-fgsm", ema=0.99)
+    precision = number_type(config.precision, torch.device("cpu"))
+    attack = PGD(threat=ThreatModel("linf", 8 / 255), steps=10, step_size=2 / 255, loss=MARGIN, keep="last")
+    print(f"shapes: N-FGSM on CIFAR-10, {minutes:g} minutes of one core each, {precision}, {images} test images")
+    runs = {name: _ShapeRun(name, config, train_set, 60 * minutes, precision) for name in chosen or SHAPES}
+    while (run := min(runs.values(), key=lambda run: run.spent)).spent < run.seconds:
+        run.step()
+    reference: Tensor | None = None
+    for name, run in runs.items():
+        clean, robust = (_correct(run.averaged, test_set, images, a, precision) for a in (None, attack))
+        reference = robust if reference is None else reference
+        gain = robust - reference
+        spread = 1.96 * gain.std().item() / math.sqrt(images)
         print(
-            f"  {name:<40} {operations(network) / 1e9:.2f} GFLOP, {seen / len(train_set):5.2f} epochs, "
-            f"clean {clean:.1%}, PGD {robust:.1%}",
+            f"  {name:<36} {operations(run.network) / 1e9:.2f} GFLOP, {run.epochs:5.2f} epochs, "
+            f"clean {_percent(clean)}, PGD {_percent(robust)}, {100 * gain.mean():+.1f} ± {100 * spread:.1f}",
             flush=True,
         )
 
 
-def _train_for(seconds: float, network: nn.Module, dataset: data.Dataset) -> tuple[nn.Module, int]:
-    # The epochs of the configuration do not count: time ends the training.
-    config = replace(cores_cifar10(), objective="n-fgsm", ema=0.99)
-    step = Step(network.train(), build_objective(config, Worker()), torch.Generator(), torch.float32)
-    optimizer = build_optimizer(config, network)
-    averaged = averaged_copy(config, network)
-    assert averaged is not None
-    generator = torch.Generator().manual_seed(1)
-    started, number, order = time.process_time(), 0, torch.empty(0, dtype=torch.int64)
-    while (done := (time.process_time() - started) / seconds) < 1:
-        for group in optimizer.param_groups:
+def _percent(correct: Tensor) -> str:
+    interval = clopper_pearson(int(correct.sum()), len(correct))
+    return f"{100 * correct.mean():.1f} % ({100 * interval[0]:.1f}–{100 * interval[1]:.1f})"
+
+
+def _correct(
+    model: nn.Module, dataset: data.Dataset, images: int, attack: PGD | None, precision: torch.dtype
+) -> Tensor:
+    """Whether each of the first `images` is classified correctly, under attack."""
+    model.eval()
+    parts = []
+    for index in torch.arange(images).split(250):
+        x, y = dataset.batch(index)
+        with autocast(precision, torch.device("cpu")):
+            if attack is not None:
+                x = attack(model, x, y, generator=torch.Generator().manual_seed(0)).images
+            with torch.no_grad():
+                parts.append((model(x).argmax(1) == y).float())
+    return torch.cat(parts)
+
+
+class _ShapeRun:
+    """A training that ends after `seconds` of processor time; the learning rate follows one cycle over them."""
+
+    def __init__(
+        self, name: str, config: TrainingConfig, dataset: data.Dataset, seconds: float, precision: torch.dtype
+    ) -> None:
+        network = Network(Architecture(name, 3, 32, 10, dataset.mean, dataset.std), SHAPES[name]())
+        initialize(network, torch.Generator().manual_seed(0))
+        self.network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.config, self.dataset, self.seconds = config, dataset, seconds
+        self.work = Step(self.network.train(), build_objective(config, Worker()), torch.Generator(), precision)
+        self.optimizer = build_optimizer(config, self.network)
+        averaged = averaged_copy(config, self.network)
+        assert averaged is not None
+        self.averaged = averaged
+        self.generator = torch.Generator().manual_seed(1)
+        self.order = torch.empty(0, dtype=torch.int64)
+        self.spent, self.number = 0.0, 0
+
+    @property
+    def epochs(self) -> float:
+        return self.number * self.config.batch_size / len(self.dataset)
+
+    def step(self) -> None:
+        started, config = time.process_time(), self.config
+        done = self.spent / self.seconds
+        for group in self.optimizer.param_groups:
             group["lr"] = config.learning_rate * min(done / 0.3 + 0.02, (1 - done) / 0.7, 1.0)
-        if len(order) < config.batch_size:
-            order = torch.randperm(len(dataset), generator=generator)
-        index, order = order[: config.batch_size], order[config.batch_size :]
-        images, labels = dataset.batch(index, lambda pixels: crop_and_flip(pixels, generator=generator))
-        optimizer.zero_grad(set_to_none=True)
-        step(images.contiguous(memory_format=torch.channels_last), labels).loss.backward()
-        nn.utils.clip_grad_norm_(network.parameters(), config.clip_gradient or math.inf)
-        optimizer.step()
-        number += 1
-        update_average(averaged, network, config.ema, number)
-    return averaged, number * config.batch_size
+        if len(self.order) < config.batch_size:
+            self.order = torch.randperm(len(self.dataset), generator=self.generator)
+        index, self.order = self.order[: config.batch_size], self.order[config.batch_size :]
+        images, labels = self.dataset.batch(index, lambda pixels: crop_and_flip(pixels, generator=self.generator))
+        self.optimizer.zero_grad(set_to_none=True)
+        self.work(images.contiguous(memory_format=torch.channels_last), labels).loss.backward()
+        nn.utils.clip_grad_norm_(self.network.parameters(), config.clip_gradient or math.inf)
+        self.optimizer.step()
+        self.number += 1
+        update_average(self.averaged, self.network, config.ema, self.number)
+        self.spent += time.process_time() - started
 
 
 if __name__ == "__main__":
