@@ -1,12 +1,14 @@
 """Networks of experts: what each sees, and how they are trained."""
 
+import math
+
 import pytest
 import torch
 
 from menet import masks
 from menet.errors import ConfigurationError
 from menet.models import build
-from menet.training.objectives import Standard
+from menet.training.objectives import VOTE_SHARPNESS, Standard, vote_loss
 
 
 @pytest.mark.parametrize(
@@ -61,11 +63,27 @@ def test_every_expert_is_trained_to_answer_alone():
     loss, logits = Standard()(network, images, labels, random)
     cells = network.cell_logits(images)
     each = torch.stack([torch.nn.functional.cross_entropy(one, labels) for one in cells.unbind(1)])
-    torch.testing.assert_close(loss, each.mean())
+    torch.testing.assert_close(loss, each.mean() + vote_loss(cells, labels))
     torch.testing.assert_close(logits, network(images))
     lenet = build("lenet", channels=1, side=28, generator=random)
     assert lenet.partitions is None
     torch.testing.assert_close(lenet.cell_logits(images)[:, 0], lenet(images))
+
+
+def test_the_loss_of_a_vote_is_that_of_its_leads():
+    # Two experts, three classes: certain that 0 is before 1, and divided over 2.
+    cells = torch.tensor([[[9.0, -9.0, -9.0], [9.0, -9.0, 27.0]]])
+    expected = math.log(1 + math.exp(-VOTE_SHARPNESS) + 1)
+    assert float(vote_loss(cells, torch.tensor([0]))) == pytest.approx(expected, abs=1e-6)
+    # The divided pair is where votes are missing, so it gets more of the gradient than the certain one.
+    logits = torch.zeros(1, 4, 3)
+    logits[..., 0], logits[:, :3, 1], logits[:, 2:, 2] = 0.2, -0.2, 0.3
+    logits.requires_grad_()
+    vote_loss(logits, torch.tensor([0])).backward()
+    assert logits.grad is not None
+    assert logits.grad[..., 2].sum() > 1.5 * logits.grad[..., 1].sum() > 0
+    # In eight bits, as under autocast, the leads of many experts would be lost.
+    assert vote_loss(cells.bfloat16(), torch.tensor([0])).dtype == torch.float32
 
 
 def test_experts_for_large_images_are_refused():
