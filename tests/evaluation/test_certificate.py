@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from menet.defense import MENet
-from menet.errors import ConfigurationError
+from menet.errors import ConfigurationError, RecordError
 from menet.estimators import USVT, MaskOnly, NuclearNorm, SoftImpute, TubalNuclearNorm
 from menet.evaluation import CertificateSettings, Worker, certified_accuracies, certified_radius, certify
 from menet.evaluation.accuracy import lower_bound
@@ -671,6 +671,23 @@ def test_experts_are_certified_by_their_own_partitions(digits, tmp_path):
         certify(network, digits, tmp_path / "other", CertificateSettings(stop=6, partitions=4))
     with pytest.raises(ConfigurationError, match="draws fresh masks, or a network of experts"):
         certify(build("lenet", like=digits), digits, tmp_path / "none", CertificateSettings(stop=6))
+
+
+def test_the_precision_of_the_votes_is_recorded_and_another_is_refused(digits, tmp_path):
+    """Votes in bfloat16 are those of another classifier; float32 goes without saying, as in older records."""
+    network = build("experts-1x25", like=digits, generator=torch.Generator().manual_seed(0)).eval()
+    seen = []
+    network.head.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    found = certify(network, digits, tmp_path, CertificateSettings(stop=6, precision="bfloat16"))
+    assert found.evaluation["precision"] == "bfloat16"
+    assert set(seen) == {torch.bfloat16}
+    with pytest.raises(RecordError, match="expected precision 'bfloat16', got None"):
+        certify(network, digits, tmp_path, CertificateSettings(stop=6))
+    plain = certify(network, digits, tmp_path / "plain", CertificateSettings(stop=6))
+    assert "precision" not in plain.evaluation
+    assert seen[-1] == torch.float32
+    with pytest.raises(ConfigurationError, match="unknown precision 'half'; choose from auto, float32, bfloat16"):
+        CertificateSettings(precision="half")
 
 
 def test_a_model_in_training_mode_is_certified_and_left_as_it_was(sparse, digits, tmp_path):

@@ -34,6 +34,7 @@ from menet.evaluation.runner import range_of, records_of, remaining, worker_titl
 from menet.models import Network
 from menet.progress import reporting
 from menet.seeding import batch_seed
+from menet.training.building import autocast, number_type
 
 __all__ = [
     "LABEL",
@@ -94,6 +95,11 @@ def certify(
         evaluation["cells"] = cells = int(partitions.max()) + 1
         p, entries = 1 / cells, 1
     evaluation |= {"p": p, "entries": entries}
+    precision = number_type(settings.precision, torch.device(device))
+    # Records that do not say so are of float32, as all older ones are.
+    del evaluation["precision"]
+    if precision != torch.float32:
+        evaluation["precision"] = str(precision).removeprefix("torch.")
     made = {"source": source, **provenance.of_machine(device)}
     with (
         Shard(folder, evaluation, made, worker.rank) as shard,
@@ -107,13 +113,14 @@ def certify(
                 "estimation": batch_seed(settings.seed, "estimation", LABEL, first),
             }
             began, processor = time.perf_counter(), time.process_time()
-            if partitions is None:
-                assert isinstance(model, MENet)
-                found = certificates(model, images.to(device), settings, *seeds.values())
-            else:
-                found = partition_certificates(
-                    model, images.to(device), partitions, settings.max_batch, settings.decision
-                )
+            with autocast(precision, torch.device(device)):
+                if partitions is None:
+                    assert isinstance(model, MENet)
+                    found = certificates(model, images.to(device), settings, *seeds.values())
+                else:
+                    found = partition_certificates(
+                        model, images.to(device), partitions, settings.max_batch, settings.decision
+                    )
             seconds = round((time.perf_counter() - began) / len(images), 6)
             processor_seconds = round((time.process_time() - processor) / len(images), 6)
             rows: list[Row] = [
