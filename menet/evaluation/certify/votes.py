@@ -53,8 +53,8 @@ class CertificateSettings:
     max_batch: int = MAX_BATCH
     """Largest number of images in one forward pass."""
     precision: Precision = "float32"
-    """In which the network computes its votes. bfloat16 is another classifier, and two to three times as fast on a
-    processor that has instructions for it; auto is bfloat16 there and float32 elsewhere."""
+    """In which the network computes its votes. bfloat16 makes another classifier, two to three times as fast
+    where the processor has instructions for it; auto is bfloat16 there and float32 elsewhere."""
 
     def __post_init__(self) -> None:
         require_positive(self, "batch_size", "selection", "estimation", "looks", "partitions", "max_batch")
