@@ -23,13 +23,16 @@ from menet.training.recipes import me_net
 
 RADII = (0, 1, 2, 4, 8, 12)
 """Perturbed pixels (L0) that are certified against."""
+EXPERTS = ("experts-1x25", "experts-3x25", "experts-1x49")
+"""One network for each cell of so many lattices; the first is certified by either decision."""
 ENCODINGS: dict[str, dict[str, str]] = {
+    "ablation": {"encoding": "ablation"},
     "zeros": {},
     "USVT": {"estimator": "usvt"},
     "nuclear norm": {"estimator": "nuclear-norm"},
     "nuclear norm and mask": {"estimator": "nuclear-norm", "encoding": "estimate+mask"},
 }
-"""What a network can see of a masked image, besides its ablation."""
+"""What a network can see of a masked image."""
 PREPROCESSINGS: dict[str, dict[str, Any]] = {
     "USVT": me_net("usvt"),
     "Soft-Impute": me_net("soft-impute"),
@@ -57,27 +60,30 @@ def certificate() -> Table:
     """Certified accuracy of votes against L0 perturbations: experts for cells, and ME-Nets by random masks."""
     cells = []
     for dataset, network, probabilities in (
-        ("mnist", "mlp", (0.03, 0.057, 0.1)),
+        ("mnist", "lenet", (0.02, 0.03, 0.045, 0.1, 0.2)),
         ("cifar10", "compact", (0.073,)),
     ):
         recipe = recipes.by_name(dataset, "certificate")
+        experts: list[tuple[str, Decision]] = [(name, "pairwise") for name in EXPERTS]
         rows: list[tuple[str, TrainingConfig, Decision]] = [
             (f"{name}, {decision}", replace(recipe, model=name), decision)
-            for name in ("experts-3x25", "experts-3x49")
-            for decision in ("pairwise", "plurality")
+            for name, decision in (*experts, (EXPERTS[0], "plurality"))
         ]
         masked = {
-            f"ablation {format_schedule(p)}": me_net("mask-only", p, masks=1, mask="pixels", encoding="ablation")
+            f"ablation {format_schedule(p)}": (
+                network,
+                me_net("mask-only", p, masks=1, mask="pixels", encoding="ablation"),
+            )
             for p in probabilities
         }
         if dataset == "mnist":
             # Does estimating help a certificate? The same p and training, but for what the network sees.
-            p = 0.057
             for name, encoding in ENCODINGS.items():
                 chosen = {"estimator": "mask-only", **encoding}
-                masked[f"{name} {format_schedule(p)}"] = me_net(p=p, masks=1, mask="pixels", **chosen)
-        for name, defense in masked.items():
-            rows.append((f"{name}, pairwise", replace(recipe, model=network, defense=defense), "pairwise"))
+                defense = me_net(p=0.057, masks=1, mask="pixels", **chosen)
+                masked[f"{name} {format_schedule(0.057)}, perceptron"] = ("mlp", defense)
+        for name, (body, defense) in masked.items():
+            rows.append((f"{name}, pairwise", replace(recipe, model=body, defense=defense), "pairwise"))
         for name, config, decision in rows:
             settings = CertificateSettings(selection=100, estimation=10_000, decision=decision)
             job = Certify(model=Train(config=config), settings=settings)
