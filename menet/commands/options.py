@@ -44,7 +44,7 @@ ESTIMATORS = _registered("estimators/*.py", r'^@register\("([\w-]+)"\)')
 DATASETS = _registered("data/catalog.py", r'\bname="([\w-]+)",')
 MODELS = _registered("models/registry.py", r'^    "([\w-]+)": lambda')
 BASELINES = _registered("baselines/**/*.py", r'^    name: ClassVar\[str\] = "([\w-]+)"')
-ATTACKS = _registered("attacks/registry.py", r'^    "([\w-]+)": Entry\(')
+ATTACKS = _registered("attacks/__init__.py", r'^    "([\w-]+)": Entry\(')
 
 Run = Annotated[
     str,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from menet.attacks import AttackResult
 from menet.attacks.base import is_deterministic
-from menet.attacks.eot import MAX_BATCH
+from menet.attacks.losses import MAX_BATCH
 from menet.data.dataset import warn_of_missing_classes
 from menet.distributed import Worker
 from menet.errors import ConfigurationError

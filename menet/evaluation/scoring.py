@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from menet.attacks.base import Model
-from menet.attacks.eot import MAX_BATCH
+from menet.attacks.losses import MAX_BATCH
 from menet.errors import ConfigurationError
 from menet.preprocessed import require_numbers
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from menet.attacks import PGD, Attack, ThreatModel
 from menet.attacks.base import Model, is_deterministic
-from menet.attacks.eot import MAX_BATCH
+from menet.attacks.losses import MAX_BATCH
 from menet.evaluation.scoring import Scores, require_positive, score
 from menet.seeding import evaluation_seed, reseed
 

@@ -40,7 +40,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from menet.attacks.eot import MAX_BATCH
+from menet.attacks.losses import MAX_BATCH
 from menet.defense import MENet
 from menet.errors import ConfigurationError
 from menet.evaluation.accuracy import lower_bound, upper_bound
