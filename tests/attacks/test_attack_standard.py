@@ -16,7 +16,7 @@ from menet.attacks.losses import ExpectedLoss
 from menet.errors import ConfigurationError
 from menet.evaluation import EvaluationSettings, evaluate
 from menet.evaluation.attack_spec import AttackRun
-from menet.evaluation.scoring import score
+from menet.evaluation.runner import score
 from menet.seeding import batch_seed
 
 

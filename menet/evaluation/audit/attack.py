@@ -9,7 +9,7 @@ from menet.attacks import Attack, CrossEntropy, LowFrequency, Margin, Square, St
 from menet.attacks.base import Queries
 from menet.attacks.losses import ExpectedLoss, Loss
 from menet.errors import AttackError
-from menet.evaluation.audit.audited_model import AuditedModel, Finding, clearly_above, mean
+from menet.evaluation.audit.randomness import AuditedModel, Finding, clearly_above, mean
 from menet.seeding import reseed
 
 VANISHED = 1e-12
