@@ -28,9 +28,8 @@ from torch import Tensor, nn
 from menet import data, models
 from menet.attacks import PGD, ThreatModel
 from menet.distributed import Worker
-from menet.models.bodies import BasicBlock, Compact
-from menet.models.network import Architecture, Body, Network, average
-from menet.models.registry import initialize
+from menet.models import initialize
+from menet.models.networks import Architecture, BasicBlock, Body, Compact, Network, average
 from menet.preprocessed import Preprocessed, rebuild
 from menet.training.batches import Batches, crop_and_flip, estimated_ahead
 from menet.training.building import averaged_copy, build_optimizer, number_type, update_average

@@ -31,7 +31,7 @@ class DataList:
     def __call__(self, out: Output) -> int:
         from rich.console import Console
 
-        from menet.data.catalog import SOURCES
+        from menet.data import SOURCES
         from menet.data.dataset import data_folder
         from menet.report.tables import Table
 
@@ -65,9 +65,10 @@ class DataFetch:
 
     @printing
     def __call__(self, out: Output) -> int:
-        from menet.data import catalog, install
+        from menet import data
+        from menet.data import install
 
-        source = catalog.source(self.name)
+        source = data.source(self.name)
         place = install.fetch(source, self.root, self.replace)
         out.value(folder=place, license=source.license)
         print(f"{self.name}: {place} (terms: {source.license})")
@@ -96,9 +97,10 @@ class DataImport:
 
     @printing
     def __call__(self, out: Output) -> int:
-        from menet.data import catalog, install
+        from menet import data
+        from menet.data import install
 
-        source = catalog.source(self.name)
+        source = data.source(self.name)
         place = install.take(source, self.path, self.root, self.replace)
         out.value(folder=place)
         print(f"{self.name}: {place}")
@@ -124,14 +126,14 @@ class DataVerify:
 
     @printing
     def __call__(self, out: Output) -> int:
-        from menet.data import catalog
-        from menet.data.catalog import place_of
+        from menet import data
+        from menet.data import place_of
         from menet.data.dataset import require_file
         from menet.data.published import Checksums
         from menet.errors import DataError
         from menet.report.tables import Cell, Table
 
-        source = catalog.source(self.name)
+        source = data.source(self.name)
         if not source.versions:
             raise DataError(f"{self.name} has no publisher's checksums to compare with")
         place = require_file(place_of(self.name, self.root), self.name)

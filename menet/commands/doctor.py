@@ -113,7 +113,7 @@ def _bfloat16() -> str:
 
 
 def _data(root: Path | None) -> dict[str, str]:
-    from menet.data.catalog import SOURCES
+    from menet.data import SOURCES
     from menet.data.dataset import data_folder
 
     folder = data_folder(root)
