@@ -32,12 +32,18 @@ from menet.models import initialize
 from menet.models.networks import Architecture, BasicBlock, Body, Compact, Network, average
 from menet.preprocessed import Preprocessed, rebuild
 from menet.training.batches import Batches, crop_and_flip, estimated_ahead
-from menet.training.building import averaged_copy, build_optimizer, number_type, update_average
-from menet.training.config import TrainingConfig, me_net
+from menet.training.config import (
+    TrainingConfig,
+    averaged_copy,
+    build_optimizer,
+    me_net,
+    number_type,
+    update_average,
+)
 from menet.training.loop import Step
+from menet.training.monitoring import accuracy
 from menet.training.objectives import build_objective
 from menet.training.recipes import cores_cifar10, paper_cifar10
-from menet.training.validation import accuracy
 
 BARS = {"nuclear-norm": 0.10, "usvt": 0.02}
 P = {"nuclear-norm": (0.4, 0.6), "usvt": (0.8, 1.0)}

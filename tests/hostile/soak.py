@@ -499,7 +499,7 @@ class Soak:
         from menet.report.page import _all_numbers, _audit, _made
         from menet.training import TrainingConfig, load_model
         from menet.training.checkpoint import read_checkpoint
-        from menet.training.log import read_log
+        from menet.training.monitoring import read_log
         from menet.training.prepared import open_prepared, shard_path
 
         run, prepared = self.run, self.work / "prepared"
