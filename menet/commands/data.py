@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import tyro
 
+from menet.commands import Csv, Json, Latex, Output, printing
 from menet.commands.options import Root, Side, SkipUnreadable, Split
-from menet.commands.output import Csv, Json, Latex, Output, printing
 from menet.errors import ConfigurationError
 
 Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
@@ -33,7 +33,7 @@ class DataList:
 
         from menet.data import SOURCES
         from menet.data.dataset import data_folder
-        from menet.report.tables import Table
+        from menet.report import Table
 
         place = data_folder(self.root)
         columns = ("name", "installed", "images", "classes", "size", "license")
@@ -131,7 +131,7 @@ class DataVerify:
         from menet.data.dataset import require_file
         from menet.data.published import Checksums
         from menet.errors import DataError
-        from menet.report.tables import Cell, Table
+        from menet.report import Cell, Table
 
         source = data.source(self.name)
         if not source.versions:
@@ -268,7 +268,7 @@ class RankNumbers:
 
     def table(self) -> Any:
         """How many images have each rank, and which fraction has at most that."""
-        from menet.report.tables import Cell, Table
+        from menet.report import Cell, Table
 
         rows = tuple(
             tuple(Cell(text, number=True) for text in (str(rank), f"{count:,}", f"{fraction:.2%}"))
@@ -279,7 +279,7 @@ class RankNumbers:
 
 
 def _row(source: Any, place: Path) -> tuple[Any, ...]:
-    from menet.report.tables import Cell
+    from menet.report import Cell
 
     here = place.is_dir() and not source.embedded
     size = (

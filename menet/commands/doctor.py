@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from menet.commands import Json, Output, printing
 from menet.commands.options import Root
-from menet.commands.output import Json, Output, printing
 
 PACKAGES = (
     "torch", "numpy", "scipy", "pillow", "numba", "llvmlite", "safetensors", "tyro", "rich", "pooch", "jaxtyping",
