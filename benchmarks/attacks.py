@@ -17,8 +17,7 @@ from menet import models
 from menet.attacks import FGSM, PGD, SPSA, ThreatModel
 from menet.attacks.ascent import FixedStep
 from menet.attacks.base import Queries
-from menet.attacks.eot import MAX_BATCH, ExpectedLoss
-from menet.attacks.losses import CrossEntropy
+from menet.attacks.losses import MAX_BATCH, CrossEntropy, ExpectedLoss
 
 THREAT = ThreatModel("linf", 0.3)
 

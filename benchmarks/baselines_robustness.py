@@ -15,7 +15,7 @@ import torch
 
 from menet import data
 from menet.attacks import PGD, ThreatModel
-from menet.commands.demo_plan import BASELINES
+from menet.commands.demo import BASELINES
 from menet.preprocessed import Preprocessed
 from menet.training import load_model, recipes, train
 

@@ -30,13 +30,19 @@ from menet.attacks import PGD, ThreatModel
 from menet.attacks.losses import MARGIN
 from menet.distributed import Worker
 from menet.evaluation.accuracy import clopper_pearson
-from menet.models.bodies import BasicBlock, Compact
-from menet.models.network import Architecture, Body, Network, average
-from menet.models.registry import initialize
+from menet.models import initialize
+from menet.models.networks import Architecture, BasicBlock, Body, Compact, Network, average
 from menet.preprocessed import Preprocessed, rebuild
 from menet.training.batches import Batches, crop_and_flip, estimated_ahead
-from menet.training.building import autocast, averaged_copy, build_optimizer, number_type, update_average
-from menet.training.config import TrainingConfig, me_net
+from menet.training.config import (
+    TrainingConfig,
+    autocast,
+    averaged_copy,
+    build_optimizer,
+    me_net,
+    number_type,
+    update_average,
+)
 from menet.training.loop import Step
 from menet.training.objectives import build_objective
 from menet.training.recipes import cores_cifar10, paper_cifar10

@@ -116,3 +116,12 @@ def format_duration(seconds: float) -> str:
     if hours >= 48:
         return f"{hours / 24:,.0f} days"
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def format_bytes(count: float) -> str:
+    """A number of bytes for people."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"

@@ -115,7 +115,7 @@ def _no_curves() -> Iterator[None]:
 @pytest.fixture
 def curves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs draw their curves."""
-    from menet.training.log import draw_curves
+    from menet.training.monitoring import draw_curves
 
     monkeypatch.setattr("menet.training.loop.draw_curves", draw_curves)
 

@@ -10,8 +10,7 @@ from torch.nn import functional
 
 from menet.attacks.ascent import Ascent, LossOracle, ascend
 from menet.attacks.base import Attack, AttackResult, Images, Losses, Model, Queries, Task, wide
-from menet.attacks.eot import MAX_BATCH, ExpectedLoss
-from menet.attacks.losses import MARGIN, Loss
+from menet.attacks.losses import MARGIN, MAX_BATCH, ExpectedLoss, Loss
 from menet.attacks.pgd import PGD, STEPS
 from menet.attacks.threat import CIFAR10, ThreatModel
 from menet.errors import ConfigurationError

@@ -1,17 +1,34 @@
-"""Attacks made of others: the worst case over attacks or over target classes, and transfer from a surrogate."""
+"""Attacks made of others: worst cases over attacks or target classes, transfer, and the standard suite.
 
-from collections.abc import Sequence
+The suite is one worst case over attacks, without parameters, for random preprocessing defenses: what AutoAttack
+is for deterministic models. `docs/standard.md` describes it as a protocol that a paper can cite.
+"""
+
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args
 
 import torch
 from torch import Tensor, nn
 
-from menet.attacks.base import Attack, AttackResult, Model, Task, default_draws
-from menet.attacks.eot import MAX_BATCH, ExpectedLoss
-from menet.attacks.losses import Margin
-from menet.attacks.threat import ThreatModel
-from menet.errors import ConfigurationError
+from menet.attacks.base import Attack, AttackResult, Model, Queries, Task, default_draws
+from menet.attacks.external import AutoAttack
+from menet.attacks.losses import CROSS_ENTROPY, DLR, MARGIN, MAX_BATCH, CrossEntropy, ExpectedLoss, Margin
+from menet.attacks.pgd import APGD, PGD
+from menet.attacks.score_based import RandomSearch
+from menet.attacks.threat import CIFAR10, ThreatModel
+from menet.errors import ConfigurationError, NotDifferentiable
+
+# Of the standard suite.
+Budget = Literal["quick", "standard", "thorough"]
+PASSES: dict[str, int] = {"quick": 400, "standard": 2500, "thorough": 20000}
+"""Gradient passes per example that withstands every attack."""
+FIRST_PASSES, LEAST_PASSES = 400, 100
+"""Gradient passes of the first attack before others get any, and of any other."""
+FEWEST_STEPS = 200
+"""Of a gradient attack, before its gradients get a second draw each. Steps remember the gradients before them, so
+that at few passes many noisy steps find more than a few exact ones; at many passes the noise is what is left."""
+CLEAN = "none (clean image)"
 
 
 @dataclass(frozen=True)
@@ -109,6 +126,30 @@ def _in_all(flags: Sequence[Tensor | None]) -> Tensor | None:
     return torch.stack(known).all(0) if known else None
 
 
+@dataclass(frozen=True, kw_only=True)
+class AutoAttackRand(Attack):
+    """APGD on cross-entropy and on DLR, each in expectation over `eot` draws, and the worst case of both.
+
+    AutoAttack's "rand" version without its weakness, which is to judge success on a single draw and return the
+    clean image where that one is classified correctly. Here candidates are compared by their mean margin over
+    `eot` fresh draws.
+    """
+
+    title: ClassVar[str] = "AutoAttack (rand)"
+
+    threat: ThreatModel = CIFAR10
+    steps: int = 100
+    eot: int = 20
+    max_batch: int = MAX_BATCH
+
+    def run(self, task: Task) -> AttackResult:
+        both = tuple(
+            APGD(threat=self.threat, steps=self.steps, loss=loss, eot=self.eot, max_batch=self.max_batch)
+            for loss in (CrossEntropy(), DLR())
+        )
+        return WorstCase(both, draws=self.eot, max_batch=self.max_batch).run(task)
+
+
 @dataclass(frozen=True)
 class Transfer(Attack):
     """Run `attack` on the surrogate `source`; the attacked model is never queried, so `queries` are zero.
@@ -138,3 +179,230 @@ class Transfer(Attack):
         return replace(
             task.delegate(self.attack, self.source), queries=task.model.counts, gradients=task.model.gradients
         )
+
+
+class Member(NamedTuple):
+    """One attack of the suite and the view of the model that it runs on."""
+
+    name: str
+    attack: Attack
+    model: Model
+    gradients: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standard(Attack):
+    """The worst case over gradient, transfer and score-based attacks, all in expectation over the model's draws.
+
+    A random model is attacked by PGD on cross-entropy, on the margin and towards the likeliest wrong classes,
+    through exact gradients where it has them and through BPDA beside them; by a transfer from its own classifier;
+    and by random search from scores. An example leaves once none of the selection draws classifies it correctly.
+    Each example keeps the image with the fewest correct selection draws, which no member saw; scoring needs fresh
+    ones again. Deterministic models get AutoAttack's standard suite, and APGD through each way for gradients to
+    pass their preprocessing.
+
+    `budget` is quick, standard, thorough, or the number of gradient passes per example. `queries` and `gradients`
+    of the result are what was spent, surrogates included, and `members` names who found each image.
+    """
+
+    title: ClassVar[str] = "standard suite"
+
+    threat: ThreatModel = CIFAR10
+    budget: str | int = "standard"
+    """One of `Budget`, or a number of gradient passes."""
+    max_batch: int = MAX_BATCH
+    gradients_only: bool = False
+    """Leave out the attacks that take no gradient of the model: part of a suite, not to be reported as one."""
+    version: int = field(default=2, init=False)
+    """Changes whenever the same budget would find other images; results name it."""
+
+    targetable: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        named = isinstance(self.budget, str) and self.budget in PASSES
+        numbered = isinstance(self.budget, int) and not isinstance(self.budget, bool) and self.budget >= 1
+        if not (named or numbered):
+            raise ConfigurationError(
+                f"expected budget {', '.join(get_args(Budget))} or a number of gradient passes >= 1, "
+                f"got {self.budget!r}"
+            )
+
+    @property
+    def passes(self) -> int:
+        """Gradient passes per example that withstands every attack."""
+        return PASSES[self.budget] if isinstance(self.budget, str) else self.budget
+
+    @property
+    def draws(self) -> int:
+        """Draws in each score, and at most in each gradient."""
+        return 20 if self.passes >= 10_000 else min(10, self.passes)
+
+    @property
+    def selection_draws(self) -> int:
+        """Fresh draws on which candidates are compared."""
+        return 2 * self.draws
+
+    def run(self, task: Task) -> AttackResult:
+        if task.random:
+            return self._worst_case(task, self._members(task), self.selection_draws)
+        return self._worst_case(task, self._deterministic_members(task), 1)
+
+    def _worst_case(self, task: Task, members: Iterator[Member], draws: int) -> AttackResult:
+        best = _Selection(task, draws, self.max_batch)
+        unusable: list[Tensor] = []
+        for member in members:
+            left = best.robust()
+            if not len(left):
+                break
+            try:
+                result = member.attack.attempt(
+                    member.model, task.images[left], task.labels[left], generator=task.generator
+                )
+            except NotDifferentiable:
+                unusable.append(torch.ones_like(task.labels, dtype=torch.bool))
+                continue
+            task.model.count(result, left)
+            if member.gradients and result.unusable_gradients is not None:
+                flags = torch.ones_like(task.labels, dtype=torch.bool)
+                flags[left] = result.unusable_gradients
+                unusable.append(flags)
+            for images in result.candidates:
+                best.consider(images, left, member.name)
+        return task.result(
+            best.images,
+            members=tuple(best.members),
+            unusable_gradients=torch.stack(unusable).all(0) & best.is_robust() if unusable else None,
+        )
+
+    def _members(self, task: Task) -> Iterator[Member]:
+        views = gradient_views(task.model.model)
+        common: dict[str, Any] = {"threat": self.threat, "max_batch": self.max_batch}
+        # The first view is the one that derivatives are exact in, where the model offers one.
+        (name, model), *others = views.items()
+        passes_of = _divided(self.passes, others=len(others))
+
+        def pgd(passes: int, **settings: Any) -> PGD:
+            draws = max(1, min(self.draws, passes // FEWEST_STEPS))
+            return PGD(steps=passes // draws, eot=draws, **common, **settings)
+
+        yield Member(f"{name}, cross-entropy", pgd(passes_of["cross-entropy"], loss=CROSS_ENTROPY), model)
+        if passes_of["margin"]:
+            yield Member(f"{name}, margin", pgd(passes_of["margin"], loss=MARGIN), model)
+        for other, view in others if passes_of["others"] else ():
+            yield Member(f"{other}, cross-entropy", pgd(passes_of["others"] // len(others)), view)
+        if passes_of["targeted"]:
+            classes = min(9, passes_of["targeted"] // LEAST_PASSES)
+            towards = pgd(passes_of["targeted"] // classes, loss=MARGIN)
+            targeted = MultiTargeted(towards, classes=classes, draws=self.draws, max_batch=self.max_batch)
+            yield Member(f"{name}, targeted margin", targeted, model)
+        if self.gradients_only:
+            return
+        surrogate = own_classifier(task)
+        if surrogate is not None:
+            yield Member("transfer from its classifier", APGD(steps=50, loss=MARGIN, **common), surrogate, False)
+        yield self._from_scores(task.model.model, self.passes // self.draws)
+
+    def _deterministic_members(self, task: Task) -> Iterator[Member]:
+        model, views = task.model.model, gradient_views(task.model.model)
+        common: dict[str, Any] = {"threat": self.threat, "max_batch": self.max_batch}
+        with torch.no_grad():
+            classes = task.model(task.images[:1], slice(0, 1)).shape[1]
+        # The published number of steps, but for budgets that are too small for any result.
+        steps = min(100, max(2, self.passes // 4))
+        # AutoAttack knows neither l0 nor, in its targeted losses, fewer than four classes.
+        published = self.threat.norm != "l0" and classes >= 4
+        if not published or len(views) > 1:
+            for name, view in views.items():
+                for title, loss in (("cross-entropy", CROSS_ENTROPY), ("margin", MARGIN)):
+                    yield Member(f"{name}, {title}", APGD(loss=loss, steps=steps, **common), view)
+        if published:
+            parts = AutoAttack(**common).attacks
+            # The first two decide nearly always; the other two take most of the time.
+            chosen = parts[:2] if self.passes < PASSES["standard"] else parts
+            yield Member("AutoAttack", AutoAttack(attacks=chosen, steps=steps, **common), model)
+        else:
+            yield self._from_scores(model, self.passes)
+
+    def _from_scores(self, model: Model, proposals: int) -> Member:
+        search = RandomSearch(threat=self.threat, proposals=proposals, draws=self.draws, max_batch=self.max_batch)
+        return Member("random search", search, model, False)
+
+    def resolved(self, random: bool) -> Self:
+        return self
+
+
+class _Selection:
+    """The worst image of each example so far, by correct classifications on draws made only for this."""
+
+    def __init__(self, task: Task, draws: int, max_batch: int) -> None:
+        self.task, self.draws, self.max_batch = task, draws, max_batch
+        self.images = task.images.clone()
+        self.members = [CLEAN] * len(task.images)
+        everything = torch.arange(len(task.images), device=task.images.device)
+        self.correct, self.margin = self._score(self.images, everything)
+
+    def is_robust(self) -> Tensor:
+        """Examples that some selection draw still classifies correctly."""
+        return self.correct > 0
+
+    def robust(self) -> Tensor:
+        """The numbers of those examples."""
+        return self.is_robust().nonzero().squeeze(1)
+
+    def consider(self, images: Tensor, examples: Tensor, name: str) -> None:
+        """Keep each image that is classified correctly by fewer draws; of equal ones the higher mean margin."""
+        correct, margin = self._score(images, examples)
+        tied = (correct == self.correct[examples]) & (margin > self.margin[examples])
+        worse = (correct < self.correct[examples]) | tied
+        chosen = examples[worse]
+        self.images[chosen] = images[worse]
+        self.correct[chosen], self.margin[chosen] = correct[worse], margin[worse]
+        for example in chosen.tolist():
+            self.members[example] = name
+
+    @torch.no_grad()
+    def _score(self, images: Tensor, examples: Tensor) -> tuple[Tensor, Tensor]:
+        labels = self.task.labels[examples]
+        correct, margin = torch.zeros_like(labels), images.new_zeros(len(images))
+        together = max(1, min(self.draws, self.max_batch // max(1, len(images))))
+        for done in range(0, self.draws, together):
+            count = min(together, self.draws - done)
+            for first in range(0, len(images), self.max_batch):
+                block = slice(first, first + self.max_batch)
+                logits = self.task.model(images[block].repeat(count, 1, 1, 1), examples[block], count)
+                repeated = labels[block].repeat(count)
+                correct[block] += (logits.argmax(1) == repeated).view(count, -1).sum(0)
+                margin[block] += MARGIN(logits, repeated).view(count, -1).sum(0)
+        return correct, margin / self.draws
+
+
+def gradient_views(model: Model) -> dict[str, Model]:
+    """The ways for gradients to pass a model: exact and BPDA of a preprocessing defense, else the only one."""
+    # Asked by name: attacks know a callable, and nothing of the defenses.
+    change: Any = getattr(model, "with_gradient", None)
+    if change is None:
+        return {"gradient": model}
+    return {"exact gradient": change("exact"), "BPDA": change("bpda")}
+
+
+def own_classifier(task: Task) -> Model | None:
+    """The classifier behind a preprocessing defense, if it takes images as they are; None otherwise."""
+    classifier = getattr(task.model.model, "classifier", None)
+    if not callable(classifier):
+        return None
+    try:
+        with torch.no_grad():
+            Queries(classifier, task.labels[:1])(task.images[:1])
+    except (RuntimeError, ConfigurationError):
+        # It expects what its preprocessing makes, such as more channels.
+        return None
+    return classifier
+
+
+def _divided(passes: int, others: int) -> dict[str, int]:
+    """Gradient passes of each attack. One attack that converges finds more than several that do not."""
+    spare = max(0, passes - max(FIRST_PASSES, int(0.4 * passes)))
+    parts = {"margin": 0.4, "others": 0.25 if others else 0.0, "targeted": 0.35}
+    found = {name: int(part * spare) for name, part in parts.items()}
+    found = {name: count if count >= LEAST_PASSES else 0 for name, count in found.items()}
+    return {"cross-entropy": passes - sum(found.values()), **found}

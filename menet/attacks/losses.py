@@ -1,9 +1,11 @@
-"""Losses that attacks maximize: one number per example, higher is worse for the classifier.
+"""Losses that attacks maximize, and their expectation over the model's randomness (EOT, Athalye et al. 2018).
 
-With `targets`, a loss is high if the model predicts the target class instead.
+A loss is one number per example, higher if it is worse for the classifier; with `targets`, if the model predicts
+the target class instead. Every attack that uses gradients takes them from `ExpectedLoss`.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -11,7 +13,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from menet.errors import ConfigurationError
+from menet.attacks.base import Images, Losses, Queries, Task
+from menet.errors import ConfigurationError, NotDifferentiable
+
+MAX_BATCH = 512
+"""Images in one forward pass, by default."""
+CACHED = 2**18
+"""Pixels in one forward pass over several draws on a CPU: larger passes leave its cache and are slower."""
+_TINY = 1e-12
 
 
 @runtime_checkable
@@ -90,8 +99,90 @@ def build(name: str) -> Loss:
     return LOSSES[name]()
 
 
-_TINY = 1e-12
-
-
 def _pick(logits: Tensor, classes: Tensor) -> Tensor:
     return logits.gather(1, classes[:, None]).squeeze(1)
+
+
+@dataclass(frozen=True)
+class ExpectedLoss:
+    """The mean of `loss` over `draws` independent calls of the model, and its gradient.
+
+    Draws share forward passes of at most `max_batch` images (fewer on a CPU, where that is faster), so that
+    memory does not grow with `draws`. Only the gradient with respect to the images is computed: the parameters'
+    `grad` is neither read nor written. NaN components of a draw's gradient count as zero.
+    """
+
+    model: Queries
+    loss: Loss
+    labels: Tensor
+    targets: Tensor | None = None
+    draws: int = 1
+    max_batch: int = MAX_BATCH
+
+    def __post_init__(self) -> None:
+        for name in ("draws", "max_batch"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(f"expected {name} >= 1, got {getattr(self, name)}")
+
+    @classmethod
+    def of(cls, task: Task, loss: Loss, draws: int, max_batch: int) -> "ExpectedLoss":
+        """The expected loss of the task's model on the task's classes."""
+        return cls(task.model, loss, task.labels, task.targets, draws, max_batch)
+
+    def gradient(self, images: Images) -> tuple[Losses, Images]:
+        """Mean losses, and the gradient of each with respect to its image."""
+        if self.draws == 1 and len(images) <= self.max_batch:
+            return self._gradient_of(images, slice(None), 1)
+        total, gradient = images.new_zeros(len(images)), torch.zeros_like(images)
+        for block, draws in self._passes(images):
+            losses, part = self._gradient_of(images[block], block, draws)
+            total[block] += losses
+            gradient[block] += part
+        return total, gradient
+
+    def value(self, images: Images) -> Losses:
+        """Mean losses alone, without the cost of a gradient."""
+        total = images.new_zeros(len(images))
+        with torch.no_grad():
+            for block, draws in self._passes(images):
+                logits = self.model(_repeated(images[block], draws), block, draws)
+                total[block] += _over_draws(self._losses(logits, block, draws), draws)
+        return total / self.draws
+
+    def _gradient_of(self, images: Tensor, block: slice, draws: int) -> tuple[Tensor, Tensor]:
+        leaf = _repeated(images.detach(), draws).requires_grad_()
+        with torch.enable_grad():
+            logits = self.model(leaf, block, draws)
+            losses = self._losses(logits, block, draws) / self.draws
+            gradient, at_logits = None, None
+            if losses.requires_grad:
+                gradient, at_logits = torch.autograd.grad(losses.sum(), (leaf, logits), allow_unused=True)
+            if gradient is None or at_logits is None:
+                raise NotDifferentiable
+        gradient = self.model.checked_gradient(gradient, logits.detach(), at_logits, block, draws)
+        return _over_draws(losses.detach(), draws), _over_draws(gradient, draws)
+
+    def _losses(self, logits: Tensor, block: slice, draws: int) -> Tensor:
+        targets = None if self.targets is None else self.targets[block].repeat(draws)
+        return self.loss(logits, self.labels[block].repeat(draws), targets)
+
+    def _passes(self, images: Tensor) -> Iterator[tuple[slice, int]]:
+        # As many draws as fit in one forward pass; examples are split only when one draw does not fit.
+        fit = (
+            min(self.max_batch, CACHED // max(1, images[:1].numel()))
+            if images.device.type == "cpu"
+            else self.max_batch
+        )
+        for start in range(0, len(images), self.max_batch):
+            block = slice(start, min(start + self.max_batch, len(images)))
+            together = max(1, fit // (block.stop - block.start))
+            for done in range(0, self.draws, together):
+                yield block, min(together, self.draws - done)
+
+
+def _repeated(images: Tensor, draws: int) -> Tensor:
+    return images if draws == 1 else images.repeat(draws, 1, 1, 1)
+
+
+def _over_draws(values: Tensor, draws: int) -> Tensor:
+    return values if draws == 1 else values.unflatten(0, (draws, -1)).sum(0)

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from menet.attacks.ascent import Ascent, FixedStep, Keep, LossOracle, MomentumStep, SparseStep, StepRule, ascend
 from menet.attacks.base import Attack, AttackResult, Images, Losses, Task, default_draws, wide
-from menet.attacks.eot import MAX_BATCH, ExpectedLoss
-from menet.attacks.losses import CROSS_ENTROPY, MARGIN_50, Loss
+from menet.attacks.losses import CROSS_ENTROPY, MARGIN_50, MAX_BATCH, ExpectedLoss, Loss
 from menet.attacks.threat import CIFAR10, ThreatModel
 from menet.errors import ConfigurationError
 

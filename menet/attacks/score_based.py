@@ -12,9 +12,8 @@ from torch import Tensor
 
 from menet.attacks.ascent import StepRule, ascend
 from menet.attacks.base import Attack, AttackResult, Images, Losses, Task, default_draws, wide
-from menet.attacks.eot import MAX_BATCH, ExpectedLoss
 from menet.attacks.external import NORMS, bridged, require_unit_range
-from menet.attacks.losses import MARGIN, Loss
+from menet.attacks.losses import MARGIN, MAX_BATCH, ExpectedLoss, Loss
 from menet.attacks.threat import CIFAR10, ThreatModel
 from menet.errors import ConfigurationError, require
 

@@ -8,8 +8,17 @@ from typing import Any
 from torch import nn
 
 from menet.baselines.defense_gan import DefenseGAN, project
-from menet.baselines.discretize import Discretize, Thermometer, blended_colors, nearest_colors, thermometer
-from menet.baselines.feature_squeezing import BitDepth, MedianSmoothing, median_smooth, reduce_depth
+from menet.baselines.feature_squeezing import (
+    BitDepth,
+    Discretize,
+    MedianSmoothing,
+    Thermometer,
+    blended_colors,
+    median_smooth,
+    nearest_colors,
+    reduce_depth,
+    thermometer,
+)
 from menet.baselines.image_quilting import ImageQuilting, minimum_error_cut, nearest_patches, quilt
 from menet.baselines.jpeg import JPEG, jpeg, smooth_jpeg
 from menet.baselines.pixel_cnn import PixelCNN, train_pixel_cnn, train_pixel_cnn_plus

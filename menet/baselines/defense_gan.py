@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from menet.baselines.discretize import sample_images
+from menet.baselines.feature_squeezing import sample_images
 from menet.baselines.wgan import Generator, train_wgan
 from menet.errors import ConfigurationError
 from menet.preprocessed import Gradient, Preprocessed

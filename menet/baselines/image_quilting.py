@@ -12,7 +12,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 from menet import kernels
-from menet.baselines.discretize import sample_images
+from menet.baselines.feature_squeezing import sample_images
 from menet.baselines.resize_pad import Cropped
 from menet.errors import ConfigurationError
 from menet.linalg import in_chunks

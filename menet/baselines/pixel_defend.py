@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from menet.baselines.discretize import sample_images
+from menet.baselines.feature_squeezing import sample_images
 from menet.baselines.pixel_cnn import PixelCNN, train_pixel_cnn, train_pixel_cnn_plus
 from menet.baselines.pixel_cnn_plus import PixelCNNPlusPlus
 from menet.errors import ConfigurationError

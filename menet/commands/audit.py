@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from menet.commands import Csv, Json, Latex, Output, printing
 from menet.commands.options import (
     Data,
     Device,
@@ -21,7 +22,6 @@ from menet.commands.options import (
     SkipUnreadable,
     Split,
 )
-from menet.commands.output import Csv, Json, Latex, Output, printing
 
 if TYPE_CHECKING:
     from menet.evaluation.audit import Finding

@@ -4,8 +4,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from menet.commands import Csv, Json, Latex, Output, printing
 from menet.commands.options import Data, Device, MaxBatch, Root, Run, Seed, Side, SkipUnreadable, Split
-from menet.commands.output import Csv, Json, Latex, Output, printing
 
 if TYPE_CHECKING:
     from menet.report.collect import Subject

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import tyro
 
+from menet.commands import Csv, Json, Latex, Output, printing
 from menet.commands.options import Root, Side, SkipUnreadable, Split
-from menet.commands.output import Csv, Json, Latex, Output, printing
 from menet.errors import ConfigurationError
 
 Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
@@ -31,9 +31,9 @@ class DataList:
     def __call__(self, out: Output) -> int:
         from rich.console import Console
 
-        from menet.data.catalog import SOURCES
+        from menet.data import SOURCES
         from menet.data.dataset import data_folder
-        from menet.report.tables import Table
+        from menet.report import Table
 
         place = data_folder(self.root)
         columns = ("name", "installed", "images", "classes", "size", "license")
@@ -65,9 +65,10 @@ class DataFetch:
 
     @printing
     def __call__(self, out: Output) -> int:
-        from menet.data import catalog, install
+        from menet import data
+        from menet.data import install
 
-        source = catalog.source(self.name)
+        source = data.source(self.name)
         place = install.fetch(source, self.root, self.replace)
         out.value(folder=place, license=source.license)
         print(f"{self.name}: {place} (terms: {source.license})")
@@ -96,9 +97,10 @@ class DataImport:
 
     @printing
     def __call__(self, out: Output) -> int:
-        from menet.data import catalog, install
+        from menet import data
+        from menet.data import install
 
-        source = catalog.source(self.name)
+        source = data.source(self.name)
         place = install.take(source, self.path, self.root, self.replace)
         out.value(folder=place)
         print(f"{self.name}: {place}")
@@ -124,14 +126,14 @@ class DataVerify:
 
     @printing
     def __call__(self, out: Output) -> int:
-        from menet.data import catalog
-        from menet.data.catalog import place_of
+        from menet import data
+        from menet.data import place_of
         from menet.data.dataset import require_file
         from menet.data.published import Checksums
         from menet.errors import DataError
-        from menet.report.tables import Cell, Table
+        from menet.report import Cell, Table
 
-        source = catalog.source(self.name)
+        source = data.source(self.name)
         if not source.versions:
             raise DataError(f"{self.name} has no publisher's checksums to compare with")
         place = require_file(place_of(self.name, self.root), self.name)
@@ -266,7 +268,7 @@ class RankNumbers:
 
     def table(self) -> Any:
         """How many images have each rank, and which fraction has at most that."""
-        from menet.report.tables import Cell, Table
+        from menet.report import Cell, Table
 
         rows = tuple(
             tuple(Cell(text, number=True) for text in (str(rank), f"{count:,}", f"{fraction:.2%}"))
@@ -277,7 +279,7 @@ class RankNumbers:
 
 
 def _row(source: Any, place: Path) -> tuple[Any, ...]:
-    from menet.report.tables import Cell
+    from menet.report import Cell
 
     here = place.is_dir() and not source.embedded
     size = (

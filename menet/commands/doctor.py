@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from menet.commands import Json, Output, printing
 from menet.commands.options import Root
-from menet.commands.output import Json, Output, printing
 
 PACKAGES = (
     "torch", "numpy", "scipy", "pillow", "numba", "llvmlite", "safetensors", "tyro", "rich", "pooch", "jaxtyping",
@@ -113,7 +113,7 @@ def _bfloat16() -> str:
 
 
 def _data(root: Path | None) -> dict[str, str]:
-    from menet.data.catalog import SOURCES
+    from menet.data import SOURCES
     from menet.data.dataset import data_folder
 
     folder = data_folder(root)

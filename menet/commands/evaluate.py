@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from menet.commands import Csv, Json, Latex, Output, printing
 from menet.commands.options import (
     ATTACKS,
     Data,
@@ -22,7 +23,6 @@ from menet.commands.options import (
     SkipUnreadable,
     Split,
 )
-from menet.commands.output import Csv, Json, Latex, Output, printing
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from menet.commands.output import Csv, Json, Latex, Output, printing
+from menet.commands import Csv, Json, Latex, Output, printing
 
 if TYPE_CHECKING:
     from menet.training.pretrained import Card
@@ -136,7 +136,7 @@ def measured(results: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def _table(cards: "list[Card]") -> Any:
-    from menet.report.tables import Cell, Table
+    from menet.report import Cell, Table
 
     rows = []
     for card in cards:
@@ -190,7 +190,7 @@ def _plain(value: Any) -> Any:
 
 
 def _number(number: "dict[str, float] | None") -> Any:
-    from menet.report.tables import Cell
+    from menet.report import Cell
 
     value, _, interval = _percent(number).partition(" ")
     return Cell(value, interval.strip("()"), number=True)

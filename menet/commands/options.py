@@ -41,10 +41,10 @@ def _registered(files: str, pattern: str) -> tuple[str, ...]:
 
 
 ESTIMATORS = _registered("estimators/*.py", r'^@register\("([\w-]+)"\)')
-DATASETS = _registered("data/catalog.py", r'\bname="([\w-]+)",')
-MODELS = _registered("models/registry.py", r'^    "([\w-]+)": lambda')
+DATASETS = _registered("data/__init__.py", r'\bname="([\w-]+)",')
+MODELS = _registered("models/__init__.py", r'^    "([\w-]+)": lambda')
 BASELINES = _registered("baselines/**/*.py", r'^    name: ClassVar\[str\] = "([\w-]+)"')
-ATTACKS = _registered("attacks/registry.py", r'^    "([\w-]+)": Entry\(')
+ATTACKS = _registered("attacks/__init__.py", r'^    "([\w-]+)": Entry\(')
 
 Run = Annotated[
     str,
@@ -252,7 +252,7 @@ def check_dataset(name: str, side: int | None = None, skip_unreadable: bool = Fa
     """`name`, if it is that of a dataset, with an absolute path and the options; the error for another says what
     may be meant."""
     from menet import data
-    from menet.data.catalog import absolute
+    from menet.data import absolute
 
     kind = re.split("[:@,]", name)[0]
     if kind in data.NAMES:

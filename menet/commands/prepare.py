@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from menet.commands import Json, Output, printing
 from menet.commands.options import Dataset, Device, Root, Seed, Side, SkipUnreadable
-from menet.commands.output import Json, Output, printing
 from menet.commands.train import P, defense_settings
 
 

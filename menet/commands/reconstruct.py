@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from menet.commands import Json, Output, printing
 from menet.commands.options import Device
-from menet.commands.output import Json, Output, printing
 from menet.errors import ConfigurationError, DataError
 
 LONGEST_SIDE = 2048

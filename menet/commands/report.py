@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 import tyro
 
+from menet.commands import Csv, Json, Latex, Output, printing
 from menet.commands.options import Run, Tables
-from menet.commands.output import Csv, Json, Latex, Output, printing
 from menet.errors import RecordError
 
 

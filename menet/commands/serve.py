@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from menet.commands import Json, Output, printing
 from menet.commands.options import Root
-from menet.commands.output import Json, Output, printing
 from menet.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Serve:
                 f"expected seconds > 0, memory >= 256 and 0 <= port < 65536, got {self.seconds:g}, {self.memory} "
                 f"and {self.port}"
             )
-        from menet.web.server import Server
+        from menet.web import Server
         from menet.web.workers import Limits, Refused, workers
 
         networks = networks_of(self.run, self.bare, self.certified, self.data, self.root)
@@ -141,8 +141,8 @@ class Explore:
         from menet.files import write_atomically
 
         networks = networks_of(self.run, self.bare, self.certified, self.data, self.root)
+        from menet.web import render
         from menet.web.explorer import Explorer, Grid, static_answers
-        from menet.web.server import render
 
         grid = Grid()
         if self.quick:

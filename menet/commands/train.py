@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from menet.commands import Json, Output, printing
 from menet.commands.options import (
     BASELINES,
     MODELS,
@@ -22,7 +23,6 @@ from menet.commands.options import (
     Side,
     SkipUnreadable,
 )
-from menet.commands.output import Json, Output, printing
 from menet.errors import ConfigurationError
 
 P = Annotated[

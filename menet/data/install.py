@@ -16,8 +16,7 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
 from menet import __version__
-from menet.data import folder
-from menet.data.catalog import Archive, Source
+from menet.data import Archive, Source, folder
 from menet.data.dataset import SPLITS, data_folder
 from menet.data.published import Published, file_md5, keep_origin, unpack
 from menet.errors import DataError

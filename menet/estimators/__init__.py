@@ -1,9 +1,22 @@
 """Matrix estimators: batched and differentiable, each a function and a frozen dataclass of its parameters."""
 
-from menet.estimators.base import ESTIMATORS, Estimator, MaskOnly, build, mask_only, name_of, register
-from menet.estimators.constrained import Constrained, constrained
+from menet.estimators.base import (
+    ESTIMATORS,
+    ConvergenceWarning,
+    Estimator,
+    MaskOnly,
+    build,
+    mask_only,
+    name_of,
+    register,
+)
+from menet.estimators.entries import Completion
 from menet.estimators.factored import factored
-from menet.estimators.large import Completion, complete
+from menet.estimators.large import complete
+from menet.estimators.soft_impute import SoftImpute, soft_impute
+
+# Estimators are listed in the order in which they are imported: Soft-Impute before the nuclear norm.
+# isort: split
 from menet.estimators.nuclear_norm import (
     NuclearNorm,
     TubalNuclearNorm,
@@ -18,8 +31,8 @@ from menet.estimators.path import (
     path,
     path_large,
 )
-from menet.estimators.soft_impute import SoftImpute, soft_impute
-from menet.estimators.solver import ConvergenceWarning, Solution
+from menet.estimators.solver import Solution
+from menet.estimators.splitting import Constrained, constrained
 from menet.estimators.usvt import USVT, usvt
 
 __all__ = [

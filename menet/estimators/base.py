@@ -9,7 +9,7 @@ import difflib
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, TypeVar, runtime_checkable
+from typing import ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -30,8 +30,15 @@ class Estimator(Protocol):
 
 ESTIMATORS: dict[str, type] = {}
 """Estimator classes by the name that `build`, checkpoints and the command line use."""
+FRACTION_OF_LARGEST = 1 / 50
+"""The published code's λ, as a fraction of the largest singular value of the zero-filled matrix."""
+Effects = Literal["none", "rows", "columns", "both"]
 
 Class = TypeVar("Class", bound=type)
+
+
+class ConvergenceWarning(UserWarning):
+    """Some matrices reached `max_iter` before `tol`."""
 
 
 def register(name: str) -> Callable[[Class], Class]:
@@ -131,6 +138,12 @@ def check_stopping(tol: float, max_iter: int, gradient_tol: float | None) -> Non
         check_nonnegative("gradient_tol", gradient_tol)
     if max_iter < 1:
         raise ConfigurationError(f"expected max_iter >= 1, got {max_iter}")
+
+
+def check_effects(effects: str) -> None:
+    """Refuse an unknown kind of effects."""
+    if effects not in ("none", "rows", "columns", "both"):
+        raise ConfigurationError(f"unknown effects {effects!r}; choose from none, rows, columns, both")
 
 
 @estimator(dimensions=2)

@@ -1,23 +1,31 @@
-"""The observed entries of one large or sparse matrix, from what people have: arrays, tensors, sparse matrices."""
+"""One large or sparse matrix: its observed entries, from what people have, and its completion, as factors."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy.linalg
 import scipy.sparse
+import scipy.sparse.linalg
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from menet import linalg
 from menet.errors import ConfigurationError
+from menet.estimators.base import Effects
 
 Array = NDArray[Any]
 
 # Sparse products smaller than this are not worth a second thread.
 ENTRIES_PER_THREAD = 50_000
 LARGEST_VALUE = 1e140
+# Up to the first side, and up to the second where there are at least as many entries as in the Gram matrix, a
+# full decomposition of it is faster than Lanczos iterations.
+SMALL_SIDE, LARGEST_SIDE = 64, 1500
 
 
 class Entries(NamedTuple):
@@ -202,3 +210,212 @@ def _numbers(name: str, x: Any) -> Array:
 def _check_shape(shape: Sequence[int]) -> None:
     if len(shape) != 2 or 0 in shape:
         raise ConfigurationError(f"expected a matrix with at least one row and column, got shape {tuple(shape)}")
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A completed matrix, as factors: the estimate is `left @ right.T` plus effects, clipped to `bounds`.
+
+    `gap` is the duality gap relative to the objective: the objective is at most that much above the minimum. With
+    a limit on the rank that binds, it stays above the tolerance. The spectral norm in it is that of Lanczos
+    iterations, converged to a tenth of the tolerance.
+    """
+
+    left: Array
+    right: Array
+    row_effects: Array
+    column_effects: Array
+    shrinkage: float
+    objective: float
+    gap: float
+    sweeps: int
+    effects: Effects = "none"
+    bounds: tuple[float, float] | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.left), len(self.right)
+
+    @property
+    def rank(self) -> int:
+        return self.left.shape[1]
+
+    @cached_property
+    def singular_values(self) -> Array:
+        """Of the estimate without effects, in falling order."""
+        return singular_values_of(self.left, self.right)
+
+    def dense(self) -> Array:
+        """The whole estimate; for a large matrix ask for entries by `at` instead."""
+        estimate = self.left @ self.right.T + self.row_effects[:, None] + self.column_effects
+        return estimate if self.bounds is None else estimate.clip(*self.bounds)
+
+    def at(self, rows: ArrayLike, columns: ArrayLike) -> Array:
+        """The estimates of single entries."""
+        rows, columns = np.asarray(rows), np.asarray(columns)
+        found = np.einsum("ek,ek->e", self.left[rows], self.right[columns])
+        found += self.row_effects[rows] + self.column_effects[columns]
+        return found if self.bounds is None else found.clip(*self.bounds)
+
+    def project(self, x: Any, mask: Any = None, weights: Any = None) -> "Completion":
+        """New rows, given as `complete` takes them, completed by the factor and column effects learned.
+
+        Each is the ridge regression that gives the rows of the completion itself. A row without observed entries
+        is zero, plus the column effects.
+        """
+        entries = observed_entries(x, mask, weights)
+        if entries.shape[1] != len(self.right):
+            raise ConfigurationError(f"expected rows of {len(self.right)} columns, got {entries.shape[1]}")
+        model = Model(entries, self.shrinkage, self.effects)
+        left, right = model.assemble(
+            np.zeros((entries.shape[0], self.rank)), self.right, np.zeros(entries.shape[0]), self.column_effects
+        )
+        model.solve(entries, left, right, model.free_left)
+        return replace(self, left=left[:, : self.rank], row_effects=left[:, self.rank].copy(), gap=np.nan)
+
+
+class Spectrum(NamedTuple):
+    """Of the residual: its leading singular triplets outside the factors, a bound on its norm, and uᵀRv of each
+    pair of singular vectors of the factors, which is λ at the minimum."""
+
+    left: Array
+    values: Array
+    right: Array
+    norm: float
+    along: Array
+
+
+class Model:
+    """The factors with effects beside them, and the residual that they leave.
+
+    `left` is [U, a, 1] and `right` [V, 1, b], of r + 2 columns.
+    """
+
+    def __init__(self, entries: Entries, shrinkage: float, effects: Effects) -> None:
+        self.entries, self.shrinkage = entries, shrinkage
+        self.of_rows, self.of_columns = effects in ("rows", "both"), effects in ("columns", "both")
+
+    @staticmethod
+    def assemble(left: Array, right: Array, rows: Array, columns: Array) -> tuple[Array, Array]:
+        """The two factors in the layout of the compiled loops."""
+        return (
+            np.column_stack([left, rows, np.ones(len(left))]),
+            np.column_stack([right, np.ones(len(right)), columns]),
+        )
+
+    def free_left(self, rank: int) -> list[int]:
+        return [*range(rank), *([rank] if self.of_rows else [])]
+
+    def free_right(self, rank: int) -> list[int]:
+        return [*range(rank), *([rank + 1] if self.of_columns else [])]
+
+    def solve(self, entries: Entries, left: Array, right: Array, free: Callable[[int], list[int]]) -> float:
+        """Minimize over the free columns of `left`, in place; the minimum without the penalty on `right`."""
+        from menet.kernels.factors import solve_rows
+
+        rank = left.shape[1] - 2
+        chosen = np.array(free(rank), dtype=np.int64)
+        if not len(chosen):
+            return 0.0
+        penalty = np.where(chosen < rank, self.shrinkage, 0.0)
+        return sum(entries.over_rows(solve_rows, entries.values, entries.weights, left, right, chosen, penalty))
+
+    @cached_property
+    def across(self) -> Entries:
+        """The entries by columns."""
+        return self.entries.transposed
+
+    @cached_property
+    def residuals(self) -> Array:
+        """The weighted residuals that `residual` stores."""
+        return np.zeros(len(self.entries.values))
+
+    def residual(self, left: Array, right: Array) -> float:
+        """Store the weighted residuals; half the weighted sum of squares."""
+        return self.entries.residuals(left, right, self.residuals)
+
+    def gap(self, objective: float, norm: float) -> float:
+        """The relative duality gap; any multiple of the residual of spectral norm at most λ is feasible."""
+        entries, residuals = self.entries, self.residuals
+        scale = min(1.0, self.shrinkage / norm) if norm > 0 else 1.0
+        linear = float(residuals @ entries.values)
+        weighted = residuals / entries.weights if len(entries.weights) else residuals
+        dual = scale * linear - 0.5 * scale**2 * float(residuals @ weighted)
+        return max(0.0, objective - dual) / objective if objective > 0 else 0.0
+
+    def spectrum(self, left: Array, right: Array, count: int, tol: float) -> Spectrum:
+        """The spectrum of the stored residual, with `count` triplets, to a tenth of `tol`.
+
+        Inside the factors all singular values of the residual are about λ, which Lanczos iterations could not
+        separate. The norm is at most that of the 2×2 matrix of norms of its parts.
+        """
+        rows, columns = self.entries.shape
+        rank = left.shape[1] - 2
+        matrix = scipy.sparse.csr_array(
+            (self.residuals, self.entries.columns, self.entries.starts), (rows, columns)
+        )
+        (base, small), (other, inner) = (np.linalg.qr(side[:, :rank]) for side in (left, right))
+        image, preimage = matrix @ other, matrix.T @ base
+        inside = base.T @ image
+        if columns <= SMALL_SIDE or (columns <= LARGEST_SIDE and columns**2 <= len(self.residuals)):
+            gram = self.gram() - preimage @ preimage.T
+            gram -= other @ (other.T @ gram)
+            gram -= (gram @ other) @ other.T
+            squares, vectors = np.linalg.eigh((gram + gram.T) / 2)
+            vectors, values = vectors[:, ::-1][:, :count], np.sqrt(squares[::-1][:count].clip(min=0))
+            vectors -= other @ (other.T @ vectors)
+            turned = matrix @ vectors
+            turned = (turned - base @ (base.T @ turned)) / np.where(values > 0, values, 1.0)
+        else:
+
+            def forward(x: Array) -> Array:
+                y = matrix @ (x - other @ (other.T @ x))
+                return y - base @ (base.T @ y)
+
+            def backward(y: Array) -> Array:
+                x = matrix.T @ (y - base @ (base.T @ y))
+                return x - other @ (other.T @ x)
+
+            operator = scipy.sparse.linalg.LinearOperator(
+                (rows, columns), matvec=forward, rmatvec=backward, dtype=np.float64
+            )
+            start = np.random.default_rng(0).standard_normal(columns)
+            turned, values, vectors = scipy.sparse.linalg.svds(
+                operator, k=min(count, columns - 1), v0=start, tol=min(1e-4, 0.1 * tol), maxiter=2_000
+            )
+            order = np.argsort(values)[::-1]
+            turned, values, vectors = turned[:, order], values[order], vectors[order].T
+        outside = values.max(initial=0)
+        if not rank:
+            return Spectrum(turned, values, vectors, float(outside), np.zeros(0))
+        blocks = np.array(
+            [
+                [np.linalg.norm(inside, 2), np.linalg.norm(preimage - other @ inside.T)],
+                [np.linalg.norm(image - base @ inside), outside],
+            ]
+        )
+        # Balanced factors have orthogonal columns, so their bases are their singular vectors up to signs.
+        along = np.diag(inside) * np.sign(np.diag(small) * np.diag(inner))
+        return Spectrum(turned, values, vectors, float(np.linalg.norm(blocks, 2)), along)
+
+    def gram(self) -> Array:
+        """The residual's Gram matrix of columns."""
+        from menet.kernels.factors import gram_rows
+
+        side = self.entries.shape[1]
+
+        def part(*arguments: Any) -> Array:
+            gram = np.zeros((side, side))
+            gram_rows(*arguments[:-2], gram, *arguments[-2:])
+            return gram
+
+        gram: Array = np.sum(self.entries.over_rows(part, self.residuals), axis=0)
+        return gram + np.tril(gram, -1).T
+
+
+def singular_values_of(left: Array, right: Array) -> Array:
+    """Of `left @ right.T`."""
+    if not left.shape[1]:
+        return np.zeros(0)
+    values: Array = np.linalg.svd(np.linalg.qr(left)[1] @ np.linalg.qr(right)[1].T, compute_uv=False)
+    return values

@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 
 from menet import linalg
-from menet.estimators.base import estimator
-from menet.estimators.entries import Array, Entries, observed_entries
-from menet.estimators.large import GAP, SWEEPS, Completion, complete
-from menet.estimators.soft_impute import FRACTION_OF_LARGEST
+from menet.estimators.base import FRACTION_OF_LARGEST, estimator
+from menet.estimators.entries import Array, Completion, Entries, observed_entries
+from menet.estimators.large import GAP, SWEEPS, complete
 
 ADJOINT_ITERATIONS = 1000
 

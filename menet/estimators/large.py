@@ -11,26 +11,18 @@ is ever formed.
 """
 
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from dataclasses import replace
+from functools import cache
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 import scipy.linalg
-import scipy.sparse
-import scipy.sparse.linalg
-from numpy.typing import ArrayLike
 from threadpoolctl import ThreadpoolController
 
 from menet.errors import ConfigurationError
-from menet.estimators.base import check_stopping
-from menet.estimators.entries import Array, Entries, observed_entries
-from menet.estimators.soft_impute import FRACTION_OF_LARGEST
-from menet.estimators.solver import ConvergenceWarning
-
-Effects = Literal["none", "rows", "columns", "both"]
+from menet.estimators.base import FRACTION_OF_LARGEST, ConvergenceWarning, Effects, check_effects, check_stopping
+from menet.estimators.entries import Array, Completion, Entries, Model, observed_entries, singular_values_of
 
 GAP = 1e-3
 SWEEPS = 500
@@ -45,74 +37,9 @@ MEMORY = 6
 MAJORIZE = 8
 # With fewer entries the factors are small, and decompositions of them take longer with several threads.
 ENTRIES_OF_ONE_THREAD = 1_000_000
-# Up to the first side, and up to the second where there are at least as many entries as in the Gram matrix, a
-# full decomposition of it is faster than Lanczos iterations.
-SMALL_SIDE, LARGEST_SIDE = 64, 1500
 # Rows and columns are solved in one pass where this many rows come on a column, and the Gram matrices of all
 # columns have at most so many entries.
 TALL, LARGEST_GRAMS = 4, 500_000
-
-
-@dataclass(frozen=True)
-class Completion:
-    """A completed matrix, as factors: the estimate is `left @ right.T` plus effects, clipped to `bounds`.
-
-    `gap` is the duality gap relative to the objective: the objective is at most that much above the minimum. With
-    a limit on the rank that binds, it stays above the tolerance. The spectral norm in it is that of Lanczos
-    iterations, converged to a tenth of the tolerance.
-    """
-
-    left: Array
-    right: Array
-    row_effects: Array
-    column_effects: Array
-    shrinkage: float
-    objective: float
-    gap: float
-    sweeps: int
-    effects: Effects = "none"
-    bounds: tuple[float, float] | None = None
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return len(self.left), len(self.right)
-
-    @property
-    def rank(self) -> int:
-        return self.left.shape[1]
-
-    @cached_property
-    def singular_values(self) -> Array:
-        """Of the estimate without effects, in falling order."""
-        return _singular_values(self.left, self.right)
-
-    def dense(self) -> Array:
-        """The whole estimate; for a large matrix ask for entries by `at` instead."""
-        estimate = self.left @ self.right.T + self.row_effects[:, None] + self.column_effects
-        return estimate if self.bounds is None else estimate.clip(*self.bounds)
-
-    def at(self, rows: ArrayLike, columns: ArrayLike) -> Array:
-        """The estimates of single entries."""
-        rows, columns = np.asarray(rows), np.asarray(columns)
-        found = np.einsum("ek,ek->e", self.left[rows], self.right[columns])
-        found += self.row_effects[rows] + self.column_effects[columns]
-        return found if self.bounds is None else found.clip(*self.bounds)
-
-    def project(self, x: Any, mask: Any = None, weights: Any = None) -> "Completion":
-        """New rows, given as `complete` takes them, completed by the factor and column effects learned.
-
-        Each is the ridge regression that gives the rows of the completion itself. A row without observed entries
-        is zero, plus the column effects.
-        """
-        entries = observed_entries(x, mask, weights)
-        if entries.shape[1] != len(self.right):
-            raise ConfigurationError(f"expected rows of {len(self.right)} columns, got {entries.shape[1]}")
-        model = _Model(entries, self.shrinkage, self.effects)
-        left, right = model.assemble(
-            np.zeros((entries.shape[0], self.rank)), self.right, np.zeros(entries.shape[0]), self.column_effects
-        )
-        model.solve(entries, left, right, model.free_left)
-        return replace(self, left=left[:, : self.rank], row_effects=left[:, self.rank].copy(), gap=np.nan)
 
 
 def complete(
@@ -166,12 +93,6 @@ def _controller() -> Any:
     return ThreadpoolController()
 
 
-def check_effects(effects: str) -> None:
-    """Refuse an unknown kind of effects."""
-    if effects not in ("none", "rows", "columns", "both"):
-        raise ConfigurationError(f"unknown effects {effects!r}; choose from none, rows, columns, both")
-
-
 def _turn(found: Completion) -> Completion:
     return replace(
         found,
@@ -182,68 +103,18 @@ def _turn(found: Completion) -> Completion:
     )
 
 
-class _Model:
-    """The factors with effects beside them: `left` is [U, a, 1] and `right` [V, 1, b], of r + 2 columns."""
-
-    def __init__(self, entries: Entries, shrinkage: float, effects: Effects) -> None:
-        self.entries, self.shrinkage = entries, shrinkage
-        self.of_rows, self.of_columns = effects in ("rows", "both"), effects in ("columns", "both")
-
-    @staticmethod
-    def assemble(left: Array, right: Array, rows: Array, columns: Array) -> tuple[Array, Array]:
-        """The two factors in the layout of the compiled loops."""
-        return (
-            np.column_stack([left, rows, np.ones(len(left))]),
-            np.column_stack([right, np.ones(len(right)), columns]),
-        )
-
-    def free_left(self, rank: int) -> list[int]:
-        return [*range(rank), *([rank] if self.of_rows else [])]
-
-    def free_right(self, rank: int) -> list[int]:
-        return [*range(rank), *([rank + 1] if self.of_columns else [])]
-
-    def solve(self, entries: Entries, left: Array, right: Array, free: Callable[[int], list[int]]) -> float:
-        """Minimize over the free columns of `left`, in place; the minimum without the penalty on `right`."""
-        from menet.kernels.factors import solve_rows
-
-        rank = left.shape[1] - 2
-        chosen = np.array(free(rank), dtype=np.int64)
-        if not len(chosen):
-            return 0.0
-        penalty = np.where(chosen < rank, self.shrinkage, 0.0)
-        return sum(entries.over_rows(solve_rows, entries.values, entries.weights, left, right, chosen, penalty))
-
-
-class _Spectrum(NamedTuple):
-    """Of the residual: its leading singular triplets outside the factors, a bound on its norm, and uᵀRv of each
-    pair of singular vectors of the factors, which is λ at the minimum."""
-
-    left: Array
-    values: Array
-    right: Array
-    norm: float
-    along: Array
-
-
-class _Solver(_Model):
+class _Solver(Model):
     """The iterations of `complete`."""
 
     def __init__(self, entries: Entries, effects: Effects, limit: int | None, tol: float, max_iter: int) -> None:
         super().__init__(entries, 1.0, effects)
         self.limit = min(*entries.shape, limit or min(entries.shape))
         self.tol, self.left_over, self.max_iter = tol, max_iter, max_iter
-        self.residuals = np.zeros(len(entries.values))
         self.steepest = float(entries.weights.max()) if len(entries.weights) else 1.0
         rows, columns = entries.shape
         weight = float(entries.weights.sum()) if len(entries.weights) else float(len(entries.values))
         # The curvature of the misfit along a pair of singular vectors whose entries are about equal.
         self.curvature = max(weight / (rows * columns), 1e-300)
-
-    @cached_property
-    def across(self) -> Entries:
-        """The entries by columns."""
-        return self.entries.transposed
 
     def run(self, shrinkage: float | None, start: Completion | None) -> Completion:
         rows, columns = self.entries.shape
@@ -260,7 +131,7 @@ class _Solver(_Model):
             zero = np.zeros_like(left[:, :-2]), np.zeros_like(right[:, :-2])
             self.residual(*((left, right) if start is None else self.assemble(*zero, left[:, -2], right[:, -1])))
             nothing = np.zeros((rows, 2)), np.zeros((columns, 2))
-            largest = self.spectrum(*nothing, 1).norm
+            largest = self.spectrum(*nothing, 1, self.tol).norm
         goal = largest * FRACTION_OF_LARGEST if shrinkage is None else float(shrinkage)
         # A λ beyond what double precision resolves.
         goal = max(goal, 1e-300)
@@ -301,8 +172,8 @@ class _Solver(_Model):
             self.fit_effects(left, right)
             misfit = self.residual(left, right)
             rank = left.shape[1] - 2
-            found = self.spectrum(left, right, min(max(BLOCK, rank // 2), LARGEST_BLOCK))
-            lengths = _singular_values(left[:, :rank], right[:, :rank])
+            found = self.spectrum(left, right, min(max(BLOCK, rank // 2), LARGEST_BLOCK), self.tol)
+            lengths = singular_values_of(left[:, :rank], right[:, :rank])
             objective = misfit + self.shrinkage * float(lengths.sum())
             gap = self.gap(objective, found.norm)
             if gap <= tol or self.left_over <= 0:
@@ -413,7 +284,7 @@ class _Solver(_Model):
 
     def alternate_at_once(self, left: Array, right: Array) -> float:
         """The same in one pass over the rows, without the penalty on `right`."""
-        from menet.kernels.tall import alternate_rows
+        from menet.kernels.factors import alternate_rows
 
         rank, entries = left.shape[1] - 2, self.entries
         penalty = np.full(rank + self.of_rows, self.shrinkage)
@@ -464,7 +335,7 @@ class _Solver(_Model):
     def objective(self, left: Array, right: Array) -> float:
         rank = left.shape[1] - 2
         return self.residual(left, right) + self.shrinkage * float(
-            _singular_values(left[:, :rank], right[:, :rank]).sum()
+            singular_values_of(left[:, :rank], right[:, :rank]).sum()
         )
 
     def fit_effects(self, left: Array, right: Array) -> None:
@@ -481,96 +352,6 @@ class _Solver(_Model):
             self.solve(self.entries, left, right, lambda rank: [rank])
         elif self.of_columns:
             self.solve(self.across, right, left, lambda rank: [rank + 1])
-
-    def residual(self, left: Array, right: Array) -> float:
-        """Store the weighted residuals; half the weighted sum of squares."""
-        return self.entries.residuals(left, right, self.residuals)
-
-    def gap(self, objective: float, norm: float) -> float:
-        """The relative duality gap; any multiple of the residual of spectral norm at most λ is feasible."""
-        entries, residuals = self.entries, self.residuals
-        scale = min(1.0, self.shrinkage / norm) if norm > 0 else 1.0
-        linear = float(residuals @ entries.values)
-        weighted = residuals / entries.weights if len(entries.weights) else residuals
-        dual = scale * linear - 0.5 * scale**2 * float(residuals @ weighted)
-        return max(0.0, objective - dual) / objective if objective > 0 else 0.0
-
-    def spectrum(self, left: Array, right: Array, count: int) -> _Spectrum:
-        """The spectrum of the stored residual, with `count` triplets.
-
-        Inside the factors all singular values of the residual are about λ, which Lanczos iterations could not
-        separate. The norm is at most that of the 2×2 matrix of norms of its parts.
-        """
-        rows, columns = self.entries.shape
-        rank = left.shape[1] - 2
-        matrix = scipy.sparse.csr_array(
-            (self.residuals, self.entries.columns, self.entries.starts), (rows, columns)
-        )
-        (base, small), (other, inner) = (np.linalg.qr(side[:, :rank]) for side in (left, right))
-        image, preimage = matrix @ other, matrix.T @ base
-        inside = base.T @ image
-        if columns <= SMALL_SIDE or (columns <= LARGEST_SIDE and columns**2 <= len(self.residuals)):
-            gram = self.gram() - preimage @ preimage.T
-            gram -= other @ (other.T @ gram)
-            gram -= (gram @ other) @ other.T
-            squares, vectors = np.linalg.eigh((gram + gram.T) / 2)
-            vectors, values = vectors[:, ::-1][:, :count], np.sqrt(squares[::-1][:count].clip(min=0))
-            vectors -= other @ (other.T @ vectors)
-            turned = matrix @ vectors
-            turned = (turned - base @ (base.T @ turned)) / np.where(values > 0, values, 1.0)
-        else:
-
-            def forward(x: Array) -> Array:
-                y = matrix @ (x - other @ (other.T @ x))
-                return y - base @ (base.T @ y)
-
-            def backward(y: Array) -> Array:
-                x = matrix.T @ (y - base @ (base.T @ y))
-                return x - other @ (other.T @ x)
-
-            operator = scipy.sparse.linalg.LinearOperator(
-                (rows, columns), matvec=forward, rmatvec=backward, dtype=np.float64
-            )
-            start = np.random.default_rng(0).standard_normal(columns)
-            turned, values, vectors = scipy.sparse.linalg.svds(
-                operator, k=min(count, columns - 1), v0=start, tol=min(1e-4, 0.1 * self.tol), maxiter=2_000
-            )
-            order = np.argsort(values)[::-1]
-            turned, values, vectors = turned[:, order], values[order], vectors[order].T
-        outside = values.max(initial=0)
-        if not rank:
-            return _Spectrum(turned, values, vectors, float(outside), np.zeros(0))
-        blocks = np.array(
-            [
-                [np.linalg.norm(inside, 2), np.linalg.norm(preimage - other @ inside.T)],
-                [np.linalg.norm(image - base @ inside), outside],
-            ]
-        )
-        # Balanced factors have orthogonal columns, so their bases are their singular vectors up to signs.
-        along = np.diag(inside) * np.sign(np.diag(small) * np.diag(inner))
-        return _Spectrum(turned, values, vectors, float(np.linalg.norm(blocks, 2)), along)
-
-    def gram(self) -> Array:
-        """The residual's Gram matrix of columns."""
-        from menet.kernels.tall import gram_rows
-
-        side = self.entries.shape[1]
-
-        def part(*arguments: Any) -> Array:
-            gram = np.zeros((side, side))
-            gram_rows(*arguments[:-2], gram, *arguments[-2:])
-            return gram
-
-        gram: Array = np.sum(self.entries.over_rows(part, self.residuals), axis=0)
-        return gram + np.tril(gram, -1).T
-
-
-def _singular_values(left: Array, right: Array) -> Array:
-    """Of `left @ right.T`."""
-    if not left.shape[1]:
-        return np.zeros(0)
-    values: Array = np.linalg.svd(np.linalg.qr(left)[1] @ np.linalg.qr(right)[1].T, compute_uv=False)
-    return values
 
 
 def _balanced(left: Array, right: Array, negligible: float) -> tuple[Array, Array]:

@@ -1,7 +1,8 @@
 """Newton's method for the convex problem of `solver.py`, on batches of blocks in torch, and where it starts.
 
 A few accelerated gradient steps find the rank; Newton's method on the unobserved entries, by conjugate gradients,
-then needs two or three steps. `kernels/completion.py` has the same steps compiled.
+then needs two or three steps. With the same Hessian the minimizer is differentiated. `kernels/completion.py` has
+all of this compiled.
 """
 
 import math
@@ -40,6 +41,8 @@ LOW_RANK_TOLERANCE = 0.3
 SMOOTH_ROWS = 64
 # A smaller λ, relative to the norm of the matrix, is taken as this: double precision does not resolve less.
 SMALLEST = 1e-9
+# The adjoint's conjugate gradients.
+ADJOINT_ITERATIONS = 500
 TINY = 1e-30
 
 
@@ -295,6 +298,32 @@ def solve_hessian(
         # The residual is orthogonal to the last direction, so their squares add up.
         size, along = smaller, smaller + turn.square() * along
     return solution
+
+
+def implicit_gradient(
+    x: Tensor,
+    mask: Tensor,
+    threshold: Tensor,
+    estimate: Tensor,
+    outgoing: Tensor,
+    mixing: Tensor | None,
+    tol: float,
+) -> tuple[Tensor, Tensor]:
+    """The adjoint of the derivative of the minimizer, with respect to `x` and `threshold`.
+
+    The minimizer is the fixed point X = S(mask∘A + mask̄∘X) of the shrinkage S. With J the derivative of S there,
+    the adjoint solves  v = g + mask̄∘J v  (by conjugate gradients on the unobserved entries, where I − mask̄∘J is
+    symmetric and positive), then  Ā = mask∘J v.
+    """
+    problem, scale = scaled(x, mask, threshold, mixing)
+    derivative = problem.derivative(problem.decompose(problem.fill(estimate / scale)))
+    start = derivative(outgoing) * problem.unseen
+    adjoint = outgoing + solve_hessian(derivative, problem.unseen, start, ADJOINT_ITERATIONS, tol)
+    # A larger λ lowers every kept singular value equally: dS/dλ = −L₊V₊ᵀ.
+    spectral = derivative.spectral
+    along = ((slices(adjoint, mixing) @ spectral.right) * spectral.left).sum(-2)
+    of_threshold = -(along * spectral.kept).sum(-1).reshape(x.shape[:2]).sum(-1)
+    return derivative(adjoint) * mask, of_threshold
 
 
 def size_of(x: Tensor) -> Tensor:

@@ -15,9 +15,9 @@ from torch import Tensor
 from menet import kernels, linalg
 from menet.errors import ConfigurationError
 from menet.estimators import newton, solver
-from menet.estimators.base import check_stopping, checked
-from menet.estimators.entries import Entries, observed_entries
-from menet.estimators.large import Completion, Effects, complete
+from menet.estimators.base import Effects, check_stopping, checked
+from menet.estimators.entries import Completion, Entries, observed_entries
+from menet.estimators.large import complete
 
 COUNT = 20
 SMALLEST_FRACTION = 1e-2
@@ -273,7 +273,7 @@ def _in_subspace(
     proven: bool,
 ) -> None:
     """Solve some of the matrices by steps in a subspace; iterations are 0 where these do not suffice."""
-    from menet.kernels.warm import warm_each
+    from menet.kernels.low_rank import warm_each
 
     steps = min(newton.LOW_RANK_STEPS, max_iter)
     settings = newton.LOW_RANK_TOLERANCE * tol, steps, solver.solvable(x.dtype, tol), proven

@@ -11,10 +11,12 @@ import torch
 from numpy.typing import NDArray
 
 from menet.errors import ConfigurationError, require
-from menet.estimators.constrained import constrained
-from menet.estimators.large import GAP, Completion, Effects, complete
+from menet.estimators.base import FRACTION_OF_LARGEST, Effects
+from menet.estimators.entries import Completion
+from menet.estimators.large import GAP, complete
 from menet.estimators.path import cross_validate, cross_validate_large
-from menet.estimators.soft_impute import FRACTION_OF_LARGEST, soft_impute
+from menet.estimators.soft_impute import soft_impute
+from menet.estimators.splitting import constrained
 from menet.estimators.usvt import USVT
 
 require("sklearn", "sklearn")

@@ -8,13 +8,18 @@ from torch import Tensor
 
 from menet import linalg
 from menet.estimators import solver
-from menet.estimators.base import check_nonnegative, check_stopping, checked, estimator, register
+from menet.estimators.base import (
+    FRACTION_OF_LARGEST,
+    check_nonnegative,
+    check_stopping,
+    checked,
+    estimator,
+    register,
+)
 
 TOLERANCE = 1e-3
 """Gradient relative to λ at which a matrix stops: images are then within 1e-3 of the fixed point."""
 ITERATIONS = 1000
-FRACTION_OF_LARGEST = 1 / 50
-"""The published code's λ, as a fraction of the largest singular value of the zero-filled matrix."""
 
 
 @estimator(dimensions=2)

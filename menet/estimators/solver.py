@@ -22,19 +22,11 @@ from torch import Tensor
 
 from menet import kernels, linalg
 from menet.estimators import newton, splitting
-from menet.estimators.newton import TINY, size_of
+from menet.estimators.base import ConvergenceWarning
+from menet.estimators.newton import size_of
 
-# The adjoint's conjugate gradients, and their relative residual.
-ADJOINT_ITERATIONS = 500
+# The relative residual of the adjoint's conjugate gradients.
 GRADIENT_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-10}
-# Splitting: its first round, its over-relaxation, and its first threshold relative to the largest singular value.
-SPLITTING_STEPS = 64
-RELAXATION = 1.6
-FIRST_LEVEL = 0.2
-
-
-class ConvergenceWarning(UserWarning):
-    """Some matrices reached `max_iter` before `tol`."""
 
 
 class Solution(NamedTuple):
@@ -150,7 +142,7 @@ class _Complete(torch.autograd.Function):
             of_x, of_threshold = linalg.in_chunks(adjoint, [outgoing, mask, *saved])
         else:
             x, threshold, estimate, mixing = saved
-            adjoint = partial(_implicit_gradient, mixing=mixing, tol=context.gradient_tol)
+            adjoint = partial(newton.implicit_gradient, mixing=mixing, tol=context.gradient_tol)
             of_x, of_threshold = linalg.in_chunks(adjoint, [x, mask, threshold, estimate, outgoing])
         return of_x, None, of_threshold, *[None] * 4
 
@@ -179,7 +171,7 @@ def solve(
         rest = None if mixing is None else mixing.double()
         part = x[left].double(), mask[left], threshold[left].double(), rest
         if x.dtype == torch.float64:
-            found = _split(*part, tol, max_iter)
+            found = splitting.split_blocks(*part, tol, max_iter)
         else:
             begin = None if start is None else start[left].double()
             found = solve(*part, tol, max_iter, start=begin)
@@ -241,7 +233,7 @@ def _attempt(
     groups: list[tuple[Tensor, Tensor | None]] = [(torch.where(~low & ~high)[0], None)]
     if bool(high.any()):
         index = torch.where(high)[0]
-        found = _by_splitting(x[index], mask[index], threshold[index], tol, max_iter, keep)
+        found = splitting.split_images(x[index], mask[index], threshold[index], tol, max_iter, keep)
         rest = found[1] == 0
         groups.append((index[rest], found[0][rest]))
         put(index, found)
@@ -258,24 +250,8 @@ def _attempt(
     return whole
 
 
-def _by_splitting(
-    x: Tensor, mask: Tensor, threshold: Tensor, tol: float, max_iter: int, keep: bool
-) -> tuple[Tensor, ...]:
-    """Blocks of one slice by splitting: what `_compiled` returns. Iterations are 0 where it did not converge."""
-    problem, scale = newton.scaled(x, mask, threshold, None)
-    each = [torch.tensor([number], device=x.device) for number in range(len(x))]
-    found = [splitting.split(problem.of(number), tol, max_iter) for number in each]
-    estimate = torch.stack([one.estimate for one in found])[:, None] * scale
-    missed = -max_iter if max_iter <= splitting.STEPS else 0
-    iterations = torch.tensor([one.iterations or missed for one in found], device=x.device)
-    if not keep:
-        return estimate, iterations
-    filled, values, vectors = (torch.stack(parts) for parts in zip(*(one[2:] for one in found), strict=True))
-    return estimate, iterations, filled[:, None], values, vectors.mT.contiguous(), problem.threshold
-
-
 def low_rank(
-    x: Tensor, mask: Tensor, threshold: Tensor, tol: float, max_iter: int, start: Tensor | None = None
+    x: Tensor, mask: Tensor, threshold: Tensor, tol: float, max_iter: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Blocks of one slice by steps in a subspace: estimates and, where these converged, iterations and rank.
 
@@ -283,17 +259,16 @@ def low_rank(
     """
     if not kernels.suit(x, kernels.LARGEST_SOLVED):
         none = torch.zeros(len(x), dtype=torch.long, device=x.device)
-        return newton.low_rank(x, mask, threshold) if start is None else start, none, none
+        return newton.low_rank(x, mask, threshold), none, none
     from menet.kernels.low_rank import low_rank_each
 
-    begin = x[:0, 0] if start is None else start[:, 0].contiguous()
     estimate, iterations = torch.empty_like(x), torch.empty(len(x), dtype=torch.long)
     ranks = torch.empty_like(iterations)
     settings = (
         *(newton.LOW_RANK_TOLERANCE * tol, min(newton.LOW_RANK_STEPS, max_iter), newton.START_STEPS),
         *(newton.START_LEVEL, newton.START_FALL, solvable(x.dtype, tol)),
     )
-    tensors = x[:, 0], mask[:, 0], threshold, begin, sketch(x), estimate[:, 0], iterations, ranks
+    tensors = x[:, 0], mask[:, 0], threshold, sketch(x), estimate[:, 0], iterations, ranks
     precision = torch.finfo(x.dtype)
     low_rank_each(*(part.detach().numpy() for part in tensors), settings, precision.eps, precision.tiny)
     return estimate, iterations, ranks
@@ -350,7 +325,7 @@ def _compiled(
 
 
 def _compiled_adjoint(outgoing: Tensor, mask: Tensor, *reached: Tensor, tol: float) -> tuple[Tensor, Tensor]:
-    """`_implicit_gradient` by the compiled loop."""
+    """`newton.implicit_gradient` by the compiled loop."""
     from menet.kernels.completion import adjoint_each
 
     of_x, of_threshold = torch.empty_like(outgoing), outgoing.new_empty(len(outgoing))
@@ -359,7 +334,7 @@ def _compiled_adjoint(outgoing: Tensor, mask: Tensor, *reached: Tensor, tol: flo
     adjoint_each(
         tuple(tensor.numpy() for tensor in (reached[0][:, 0], *reached[1:])),
         *(tensor.numpy() for tensor in tensors),
-        *(tol, ADJOINT_ITERATIONS, precision.eps, precision.tiny),
+        *(tol, newton.ADJOINT_ITERATIONS, precision.eps, precision.tiny),
     )
     return of_x, of_threshold
 
@@ -399,95 +374,6 @@ def _batched(
         missed = -max_iter if steps + limit >= max_iter else 0
         iterations[index] = torch.where(taken > 0, steps + taken, missed)
     return result * scale, iterations
-
-
-def _split(
-    x: Tensor, mask: Tensor, threshold: Tensor, mixing: Tensor | None, tol: float, max_iter: int
-) -> tuple[Tensor, ...]:
-    """Splitting and Newton steps in turns until every block has converged or reached the limit; as `_solve`.
-
-    Douglas–Rachford splitting (Lions & Mercier, 1979) shrinks by a `level` of its own choice, the size of the
-    singular values instead of λ, so a small λ costs no more iterations than a large one. The ratio of the two
-    weights the residual, and is balanced (Boyd et al., 2011, §3.4).
-    """
-    problem, scale = newton.scaled(x, mask, threshold, mixing)
-    result, problem_threshold = torch.zeros_like(x), problem.threshold
-    iterations = torch.full(x.shape[:1], -max_iter, dtype=torch.long, device=x.device)
-    certified = torch.full_like(problem.threshold, torch.inf)
-    index = torch.arange(len(x), device=x.device)
-    governing, before = problem.x, problem.x
-    spectrum = problem.decompose(problem.x).values.reshape(len(x), -1).amax(1)
-    level = torch.maximum(FIRST_LEVEL * spectrum, problem.threshold)
-    used, steps, goal = newton.FIRST_STEPS + newton.NEWTON_STEPS, SPLITTING_STEPS, max(tol**2, 1e-5)
-    while used < max_iter and len(index):
-        for step in range(1, min(steps, max_iter - used) + 1):
-            weight = (level / problem.threshold)[:, None, None, None]
-            decomposition = problem.decompose(governing)
-            estimate = problem.shrink(decomposition, level)
-            values = (decomposition.values.reshape(len(level), -1) - level[:, None]).clamp(min=0).sum(1)
-            dual = (governing - estimate) / weight
-            gap = problem.gap(estimate, values, dual)
-            result[index], certified[index] = estimate, gap
-            done = gap <= tol**2
-            iterations[index[done]] = used + step
-            reflected = 2 * estimate - governing
-            near = torch.lerp((reflected + weight * problem.x) / (1 + weight), reflected, problem.unseen)
-            grown = torch.ones_like(level)
-            if step % 8 == 0:
-                primal = size_of(estimate - near) / size_of(estimate).clamp(min=TINY)
-                change = size_of(near - before) / size_of(governing - estimate).clamp(min=TINY)
-                grown = torch.where(primal > 2 * change, 0.5, torch.where(change > 2 * primal, 2.0, grown))
-                grown = torch.maximum(grown, problem.threshold / level)
-            moved = governing + RELAXATION * (near - estimate)
-            factor = grown[:, None, None, None]
-            governing = torch.where(factor == 1, moved, estimate + factor * (governing - estimate))
-            level, before = level * grown, near
-            if bool(done.any()):
-                stays = ~done
-                problem, index, level = problem.of(stays), index[stays], level[stays]
-                governing, before, estimate, gap = governing[stays], before[stays], estimate[stays], gap[stays]
-            if not len(index) or bool((gap <= goal).all()):
-                break
-        used += step
-        if used >= max_iter or not len(index):
-            break
-        limit = min(newton.NEWTON_STEPS, max_iter - used)
-        estimate, taken = newton.newton(problem, problem.fill(estimate), tol, limit)
-        done, stays = taken > 0, taken == 0
-        result[index[done]], iterations[index[done]] = estimate[done], used + taken[done]
-        certified[index[done]] = torch.inf
-        problem, index, level = problem.of(stays), index[stays], level[stays]
-        governing, before = governing[stays], before[stays]
-        used, steps, goal = used + limit, 2 * steps, tol**2
-    # A λ that was raised to `SMALLEST` is another problem.
-    raised = problem_threshold > threshold / scale[:, 0, 0, 0]
-    return result * scale, iterations, torch.where(raised, torch.inf, certified)
-
-
-def _implicit_gradient(
-    x: Tensor,
-    mask: Tensor,
-    threshold: Tensor,
-    estimate: Tensor,
-    outgoing: Tensor,
-    mixing: Tensor | None,
-    tol: float,
-) -> tuple[Tensor, Tensor]:
-    """The adjoint of the derivative of the minimizer, with respect to `x` and `threshold`.
-
-    The minimizer is the fixed point X = S(mask∘A + mask̄∘X) of the shrinkage S. With J the derivative of S there,
-    the adjoint solves  v = g + mask̄∘J v  (by conjugate gradients on the unobserved entries, where I − mask̄∘J is
-    symmetric and positive), then  Ā = mask∘J v.
-    """
-    problem, scale = newton.scaled(x, mask, threshold, mixing)
-    derivative = problem.derivative(problem.decompose(problem.fill(estimate / scale)))
-    start = derivative(outgoing) * problem.unseen
-    adjoint = outgoing + newton.solve_hessian(derivative, problem.unseen, start, ADJOINT_ITERATIONS, tol)
-    # A larger λ lowers every kept singular value equally: dS/dλ = −L₊V₊ᵀ.
-    spectral = derivative.spectral
-    along = ((newton.slices(adjoint, mixing) @ spectral.right) * spectral.left).sum(-2)
-    of_threshold = -(along * spectral.kept).sum(-1).reshape(x.shape[:2]).sum(-1)
-    return derivative(adjoint) * mask, of_threshold
 
 
 def _duality_gap(

@@ -24,8 +24,7 @@ from menet.evaluation.certify import (
 )
 from menet.evaluation.records import Records, read, read_folder
 from menet.evaluation.results import publish, read_result, read_results
-from menet.evaluation.runner import EvaluationSettings, evaluate
-from menet.evaluation.scoring import Scores, score
+from menet.evaluation.runner import EvaluationSettings, Scores, evaluate, score
 
 __all__ = [
     "CRITERIA",

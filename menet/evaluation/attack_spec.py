@@ -8,9 +8,8 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from menet import attacks
-from menet.attacks import Attack, ThreatModel
+from menet.attacks import ATTACKS, Attack, ThreatModel
 from menet.attacks.base import Model
-from menet.attacks.registry import ATTACKS
 from menet.errors import ConfigurationError
 from menet.preprocessed import Preprocessed
 

@@ -14,7 +14,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from menet import models
-from menet.attacks.eot import MAX_BATCH
+from menet.attacks.losses import MAX_BATCH
 from menet.baselines import PixelCNN, PixelCNNPlusPlus
 from menet.baselines.image_quilting import places
 from menet.baselines.pixel_cnn import PLUS_BATCH, PLUS_PASS, CausalConvolution

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from menet import data
 from menet.attacks import Margin
-from menet.attacks.eot import MAX_BATCH
+from menet.attacks.losses import MAX_BATCH
 from menet.defense import MENet
 from menet.distributed import Worker
 from menet.evaluation import (

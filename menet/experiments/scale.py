@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from menet.attacks.eot import MAX_BATCH
+from menet.attacks.losses import MAX_BATCH
 from menet.errors import ConfigurationError
 from menet.experiments.jobs import Certify, Evaluate, Job, Prepare, Train
 from menet.experiments.measures import FeatureVectors, Ranks, Reconstructions, Redistributed, Timing

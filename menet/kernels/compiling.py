@@ -84,7 +84,7 @@ def scale_of(x: Array, tiny: Number) -> Number:
 def local_average(a: Array, unseen: Array, size: int, out: Array) -> None:
     """Each entry becomes the mean of the observed ones among its 3×3 neighbors, mixed with a little of the mean.
 
-    `a` is zero where `unseen` is one; only the first `size` columns are used. In torch: `estimators.solver`.
+    `a` is zero where `unseen` is one; only the first `size` columns are used. In torch: `estimators.newton`.
     """
     rows = len(a)
     kind = a.dtype

@@ -296,7 +296,7 @@ def adjoint_each(
     eps: float,
     tiny: float,
 ) -> None:
-    """As `solver._implicit_gradient`, at what `complete_each` has reached.
+    """As `newton.implicit_gradient`, at what `complete_each` has reached.
 
     The conjugate gradients need not keep their solution: what becomes of it at the observed entries is enough.
     """

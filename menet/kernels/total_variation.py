@@ -1,4 +1,4 @@
-"""The solver of `baselines/total_variation` for one image after another; see `solver.py` there for the method.
+"""The solver of `baselines/total_variation.py` for one image after another; see there for the method.
 
 Differences between rows and between columns are padded with a zero at both ends, so that loops run over whole
 rows. The norms that a step needs are summed up while the step before writes the entries.

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import menet
 from menet.errors import CheckpointError
 from menet.files import replacing
-from menet.models.network import Architecture, Network
+from menet.models.networks import Architecture, Network
 
 KEY = "menet"
 DIGEST = "digest"

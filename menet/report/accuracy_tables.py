@@ -7,6 +7,7 @@ from typing import Any
 from menet.evaluation.accuracy import CRITERIA, Accuracy, Criterion, accuracies, accuracy, compare, incomparable
 from menet.evaluation.certify import certified_accuracies
 from menet.evaluation.records import Records
+from menet.report import Cell, Table
 from menet.report.collect import Collection, PaperNumber, Subject
 from menet.report.narrative import (
     at_threat,
@@ -20,7 +21,6 @@ from menet.report.narrative import (
     threat_words,
     worst_case,
 )
-from menet.report.tables import Cell, Table
 
 FEW = 4
 """The most models of which each pair is compared; with more, the table would be too long to read."""

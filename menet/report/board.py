@@ -19,8 +19,8 @@ from menet.evaluation.records import Records
 from menet.evaluation.results import MODEL, read_results
 from menet.files import write_atomically
 from menet.progress import format_duration
+from menet.report import Cell, Table
 from menet.report.narrative import attack_words, interval, model_words, percent, threat_words
-from menet.report.tables import Cell, Table
 
 PICTURE = "attacks.svg"
 FEWEST_EXAMPLES, FEWEST_DRAWS = 200, 20

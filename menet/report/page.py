@@ -11,7 +11,7 @@ from typing import Any
 from menet.errors import ConfigurationError, require
 from menet.files import write_atomically
 from menet.progress import format_duration
-from menet.report import accuracy_tables, curves, figures
+from menet.report import Cell, Table, accuracy_tables, curves, figures
 from menet.report.accuracy_tables import value_words
 from menet.report.collect import Collection, Subject
 from menet.report.figures import Figure, styled
@@ -27,7 +27,6 @@ from menet.report.narrative import (
     worst_case,
 )
 from menet.report.pictures import snapshots
-from menet.report.tables import Cell, Table
 
 
 @dataclass(frozen=True)

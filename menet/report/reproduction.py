@@ -12,7 +12,7 @@ from menet.evaluation.snapshots import FEATURES_SUFFIX, Features, load_features,
 from menet.experiments.jobs import Workspace
 from menet.experiments.plan import load_summary, save_summary
 from menet.files import write_atomically
-from menet.report import figures
+from menet.report import Cell, Table, figures
 from menet.report.figures import (
     FAINT,
     INK,
@@ -28,7 +28,6 @@ from menet.report.figures import (
 )
 from menet.report.page import Picture, Report, Section, render_html, write_markdown, write_tables
 from menet.report.pictures import WRONG, Tile, image_grid, psnr
-from menet.report.tables import Cell, Table
 
 SCALES = ("paper", "gpu-day", "cores", "laptop", "smoke")
 DIFFERENCE_SCALES = (20.0, 10.0, 5.0, 2.0)

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from menet.errors import CheckpointError, ConfigurationError, TrainingError
-from menet.models import weights
-from menet.models.registry import construct, outline
+from menet.models import construct, outline, weights
 from menet.models.weights import DIGEST, architecture_in, load_verified, with_digest
 from menet.preprocessed import Preprocessed, classifier_channels, describe, rebuild
 from menet.training.config import TrainingConfig

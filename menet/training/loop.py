@@ -26,14 +26,6 @@ from menet.preprocessed import Preprocessed
 from menet.progress import Reporter, format_duration, reporting
 from menet.seeding import Stream, stream
 from menet.training.batches import Batches, estimated_ahead
-from menet.training.building import (
-    autocast,
-    averaged_copy,
-    build_model,
-    build_optimizer,
-    number_type,
-    update_average,
-)
 from menet.training.checkpoint import (
     BEST,
     FIT,
@@ -45,10 +37,19 @@ from menet.training.checkpoint import (
     save_checkpoint,
     save_weights,
 )
-from menet.training.config import TrainingConfig, attack_strength_at, learning_rate_at
-from menet.training.log import CURVES, Log, draw_curves, read_log
+from menet.training.config import (
+    TrainingConfig,
+    attack_strength_at,
+    autocast,
+    averaged_copy,
+    build_model,
+    build_optimizer,
+    learning_rate_at,
+    number_type,
+    update_average,
+)
+from menet.training.monitoring import CURVES, Log, accuracy, check, draw_curves, read_log
 from menet.training.objectives import BatchLoss, LossAndLogits, build_objective, training_attack, weakened
-from menet.training.validation import accuracy, check
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from torch.nn import functional
 
 from menet.attacks import PGD, ThreatModel
 from menet.attacks.base import Queries, frozen_batchnorm
-from menet.attacks.eot import MAX_BATCH, ExpectedLoss
-from menet.attacks.losses import CROSS_ENTROPY
+from menet.attacks.losses import CROSS_ENTROPY, MAX_BATCH, ExpectedLoss
 from menet.distributed import Worker
 from menet.models import Network
 from menet.preprocessed import Preprocessed

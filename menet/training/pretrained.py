@@ -17,7 +17,6 @@ from menet import data
 from menet.errors import CheckpointError, ConfigurationError
 from menet.models import weights
 from menet.preprocessed import Preprocessed, describe, rebuild
-from menet.training.building import fit_defense
 from menet.training.checkpoint import (
     DIGEST,
     FIT,
@@ -28,6 +27,7 @@ from menet.training.checkpoint import (
     save_with_digest,
     weights_file,
 )
+from menet.training.config import fit_defense
 
 FOLDER = Path(menet.__file__).parent / "pretrained"
 MEASURED = "measured.json"

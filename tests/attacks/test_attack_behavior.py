@@ -44,7 +44,7 @@ def test_spsa_brings_an_undefended_network_to_near_zero(plain, some):
 
 def test_spsa_estimates_the_gradient(plain, some):
     from menet.attacks.base import Queries, Task
-    from menet.attacks.eot import ExpectedLoss
+    from menet.attacks.losses import ExpectedLoss
     from menet.attacks.score_based import FiniteDifferences
 
     images, labels = some[0][:3] * 0.8 + 0.1, some[1][:3]

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from menet.attacks import APGD, DLR, PGD, AutoAttackRand, CrossEntropy, Margin, ThreatModel
 from menet.attacks.base import Queries
-from menet.attacks.eot import ExpectedLoss
+from menet.attacks.losses import ExpectedLoss
 from menet.errors import AttackError
 
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from menet.attacks import FGSM, PGD, AutoAttack, Boundary, CrossEntropy, ThreatModel
 from menet.attacks.base import Queries
-from menet.attacks.eot import ExpectedLoss
+from menet.attacks.losses import ExpectedLoss
 from menet.defense import MENet
 from menet.estimators import USVT, NuclearNorm
 

@@ -12,8 +12,8 @@ from menet.evaluation.snapshots import unpack
 from menet.preprocessed import Preprocessed, describe
 from menet.training import TrainingConfig, load_model, train
 from menet.training.checkpoint import LAST
-from menet.training.log import Log
 from menet.training.loop import Saving
+from menet.training.monitoring import Log
 
 SETTINGS = {
     "thermometer": {"levels": 4},

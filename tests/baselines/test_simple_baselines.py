@@ -29,7 +29,7 @@ from menet.baselines import (
     smooth_jpeg,
     thermometer,
 )
-from menet.baselines.discretize import learn_colors, ramp
+from menet.baselines.feature_squeezing import learn_colors, ramp
 from menet.baselines.resize_pad import resampling
 from menet.errors import ConfigurationError
 from menet.preprocessed import Preprocessed

@@ -47,14 +47,13 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 def test_choices_match_the_registries() -> None:
-    from menet import data
-    from menet.attacks import registry
+    from menet import attacks, data
     from menet.estimators import ESTIMATORS
     from menet.models import NETWORKS
     from menet.preprocessed import Preprocessed
     from menet.training import config, recipes
 
-    assert set(options.ATTACKS) == set(registry.NAMES)
+    assert set(options.ATTACKS) == set(attacks.NAMES)
     assert set(options.DATASETS) == set(data.NAMES)
     assert set(options.MODELS) == set(NETWORKS)
     assert set(options.ESTIMATORS) == set(ESTIMATORS)

@@ -19,16 +19,14 @@ from rich.console import Console
 from torch import nn
 
 from menet.cli import COMMANDS, EXIT_CODES, main
-from menet.commands import options
-from menet.commands.output import FORMATS, Output, printing
+from menet.commands import FORMATS, Output, options, printing
 from menet.data.dataset import Dataset
 from menet.errors import ConfigurationError
 from menet.evaluation import EvaluationSettings, evaluate, parse_attack, publish
 from menet.evaluation.accuracy import accuracy
 from menet.evaluation.records import Records
-from menet.report import accuracy_tables
+from menet.report import Cell, Table, accuracy_tables
 from menet.report.collect import Collection, Notes, Subject
-from menet.report.tables import Cell, Table
 
 ROOT = Path(__file__).parents[2]
 

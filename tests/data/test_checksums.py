@@ -9,7 +9,8 @@ from pathlib import Path
 import made_files
 import pytest
 
-from menet.data import DataWarning, catalog, load
+from menet import data
+from menet.data import DataWarning, load
 from menet.data.published import RECORD, Checksums, Published, content_md5
 
 
@@ -18,9 +19,9 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A small MNIST that is exactly what "its publisher" offers."""
     folder = made_files.mnist(tmp_path)
     files = tuple(
-        replace(file, md5=content_md5(folder / file.path)) for file in catalog.SOURCES["mnist"].versions[0]
+        replace(file, md5=content_md5(folder / file.path)) for file in data.SOURCES["mnist"].versions[0]
     )
-    monkeypatch.setitem(catalog.SOURCES, "mnist", replace(catalog.SOURCES["mnist"], versions=(files,)))
+    monkeypatch.setitem(data.SOURCES, "mnist", replace(data.SOURCES["mnist"], versions=(files,)))
     return folder
 
 
@@ -54,7 +55,7 @@ def test_what_is_checked_is_what_is_read(published: Path) -> None:
 def test_bytes_behind_the_content_are_a_difference(published: Path) -> None:
     path = published / "t10k-labels-idx1-ubyte.gz"
     path.write_bytes(path.read_bytes() + b"x")
-    assert not Checksums(published).is_exact(catalog.SOURCES["mnist"].versions[0][3])
+    assert not Checksums(published).is_exact(data.SOURCES["mnist"].versions[0][3])
 
 
 def test_one_changed_pixel_is_said_once(published: Path) -> None:
@@ -108,7 +109,7 @@ def test_a_subset_of_svhn_and_of_tiny_imagenet_is_allowed_and_said(tmp_path: Pat
 
 
 def test_published_checksums_are_whole() -> None:
-    for source in catalog.SOURCES.values():
+    for source in data.SOURCES.values():
         digests = [file.md5 for files in source.versions for file in files]
         digests += [archive.md5 for archive in source.archives]
         assert all(len(digest) == 32 and int(digest, 16) for digest in digests)

@@ -8,7 +8,7 @@ from pathlib import Path
 import made_files
 import pytest
 
-from menet.data import catalog
+from menet import data
 from menet.data.dataset import Dataset
 from menet.errors import DataError
 
@@ -65,7 +65,7 @@ def check_whole(dataset: Dataset, intact: Dataset) -> None:
 def test_damage_is_told_or_harmless(name: str, tmp_path: Path, little_memory: None) -> None:
     make, dataset, file = FORMATS[name]
     folder = make(tmp_path)
-    read = catalog.source(dataset).read
+    read = data.source(dataset).read
     intact = read(folder, "test")
     check_whole(intact, intact)
     content, chance = (folder / file).read_bytes(), random.Random(name)
@@ -88,11 +88,11 @@ def test_empty_and_missing_files_are_told_by_name(name: str, tmp_path: Path) -> 
     folder = make(tmp_path)
     (folder / file).write_bytes(b"")
     with pytest.raises(DataError, match=Path(file).name.split("-idx")[0].split(".")[0]):
-        catalog.source(dataset).read(folder, "test").images[:]
+        data.source(dataset).read(folder, "test").images[:]
     (folder / file).unlink()
     if dataset != "folder":
         with pytest.raises(DataError, match=Path(file).name.split("-idx")[0].split(".")[0]):
-            catalog.source(dataset).read(folder, "test").images[:]
+            data.source(dataset).read(folder, "test").images[:]
     shutil.rmtree(folder)
     with pytest.raises(DataError):
-        catalog.source(dataset).read(folder, "test")
+        data.source(dataset).read(folder, "test")

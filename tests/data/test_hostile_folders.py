@@ -7,8 +7,7 @@ import made_files
 import pytest
 from PIL import Image
 
-from menet.data import folder, install, load, tiny_imagenet
-from menet.data.catalog import SOURCES
+from menet.data import SOURCES, folder, install, load, tiny_imagenet
 from menet.data.folder import image_size
 from menet.errors import DataError
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
-from menet.data import DataWarning, load, tiny_imagenet
-from menet.data.catalog import absolute
+from menet.data import DataWarning, absolute, load, tiny_imagenet
 from menet.data.dataset import order_of, warn_once
 from menet.data.folder import ImageFiles
 from menet.errors import ConfigurationError, DataError

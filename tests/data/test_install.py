@@ -13,9 +13,9 @@ import made_files
 import pytest
 from local_server import Server
 
+from menet import data
 from menet.cli import main
-from menet.data import catalog, load
-from menet.data.catalog import Archive
+from menet.data import Archive, load
 from menet.data.published import content_md5
 
 pytestmark = pytest.mark.filterwarnings("ignore::menet.data.DataWarning")
@@ -32,7 +32,7 @@ def publish(
     monkeypatch: pytest.MonkeyPatch, name: str, made: Path, archives: dict[str, bytes], address: str
 ) -> None:
     """Let `made` be what the publisher of a dataset offers, in these archives at this address."""
-    source = catalog.SOURCES[name]
+    source = data.SOURCES[name]
     md5 = {archive: hashlib.md5(content).hexdigest() for archive, content in archives.items()}
     versions = tuple(
         tuple(
@@ -45,7 +45,7 @@ def publish(
         Archive(archive, (f"{address}/{archive}",), md5[archive], len(content))
         for archive, content in archives.items()
     )
-    monkeypatch.setitem(catalog.SOURCES, name, replace(source, versions=versions, archives=offered))
+    monkeypatch.setitem(data.SOURCES, name, replace(source, versions=versions, archives=offered))
 
 
 def tar_of(folder: Path, *extra: tuple[tarfile.TarInfo, bytes]) -> bytes:
@@ -146,9 +146,9 @@ def test_a_tampered_download_never_becomes_a_dataset(
 def test_without_a_network_one_line_says_how_to_import(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source = catalog.SOURCES["mnist"]
+    source = data.SOURCES["mnist"]
     nowhere = tuple(replace(archive, addresses=("http://127.0.0.1:9/x",)) for archive in source.archives)
-    monkeypatch.setitem(catalog.SOURCES, "mnist", replace(source, archives=nowhere))
+    monkeypatch.setitem(data.SOURCES, "mnist", replace(source, archives=nowhere))
     assert main(["data", "fetch", "mnist"]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from menet.cli import main
-from menet.data import Dataset, DataWarning, load
-from menet.data.catalog import SOURCES
+from menet.data import SOURCES, Dataset, DataWarning, load
 
 MNIST_TRAIN = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
 MNIST_TEST = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]

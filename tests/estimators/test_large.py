@@ -10,10 +10,10 @@ import torch
 from menet import estimators
 from menet.errors import ConfigurationError
 from menet.estimators import large
-from menet.estimators.entries import observed_entries
+from menet.estimators.base import ConvergenceWarning
+from menet.estimators.entries import Completion, observed_entries
 from menet.estimators.factored import factored
-from menet.estimators.large import Completion, complete
-from menet.estimators.solver import ConvergenceWarning
+from menet.estimators.large import complete
 
 
 def table(rows=40, columns=25, rank=3, p=0.6, noise=0.1, seed=0):

@@ -7,8 +7,8 @@ from test_large import oracle, table
 
 from menet import estimators, kernels, masks
 from menet.errors import ConfigurationError
-from menet.estimators.constrained import constrained
 from menet.estimators.path import cross_validate, cross_validate_large, path, path_large
+from menet.estimators.splitting import constrained
 
 
 def batch(count=3, rows=24, columns=16, noise=0.1):

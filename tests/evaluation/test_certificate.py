@@ -24,8 +24,7 @@ from menet.evaluation.certify import (
     partition_certificates,
 )
 from menet.evaluation.certify.partitions import leads, partition_radius, patch_side
-from menet.evaluation.certify.random_masks import Bounds, rivals
-from menet.evaluation.certify.votes import first_choices, pairwise_winner, tally
+from menet.evaluation.certify.votes import Bounds, first_choices, pairwise_winner, rivals, tally
 from menet.evaluation.records import read, shards
 from menet.masks import lattices, partitions
 from menet.models import build

@@ -499,7 +499,7 @@ class Soak:
         from menet.report.page import _all_numbers, _audit, _made
         from menet.training import TrainingConfig, load_model
         from menet.training.checkpoint import read_checkpoint
-        from menet.training.log import read_log
+        from menet.training.monitoring import read_log
         from menet.training.prepared import open_prepared, shard_path
 
         run, prepared = self.run, self.work / "prepared"
@@ -605,7 +605,7 @@ class Soak:
         import made_files  # noqa: F401 - on the path of the tests of data
         from test_fuzzed_files import FORMATS, check_whole
 
-        from menet.data import catalog
+        from menet import data
 
         for name, (make, dataset, file) in FORMATS.items():
             with tempfile.TemporaryDirectory() as folder:
@@ -614,7 +614,7 @@ class Soak:
                 place = None if dataset == "folder" else root.parent
 
                 def use(words: str = words, place: Path | None = place) -> bool:
-                    found = catalog.load(words, "test", root=place)
+                    found = data.load(words, "test", root=place)
                     check_whole(found, found)
                     return True
 

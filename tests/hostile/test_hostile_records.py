@@ -202,7 +202,7 @@ def test_an_output_that_cannot_be_written_is_known_before_the_work(tmp_path):
 
 
 def test_a_log_that_is_not_text_does_not_stop_a_run(tmp_path):
-    from menet.training.log import read_log
+    from menet.training.monitoring import read_log
 
     good = {"kind": "epoch", "step": 3, "epoch": 1}
     (tmp_path / "log.jsonl").write_bytes(

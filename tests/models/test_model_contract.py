@@ -5,8 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from menet.models import NETWORKS, Architecture, Network, build
-from menet.models.registry import outline
+from menet.models import NETWORKS, Architecture, Network, build, outline
 
 every_network = pytest.mark.parametrize("name", NETWORKS)
 

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from menet.errors import ConfigurationError
-from menet.models import NETWORKS, Architecture, Normalize, build, initialize
-from menet.models.bodies import WideResNet
-from menet.models.registry import outline
+from menet.models import NETWORKS, Architecture, Normalize, build, initialize, outline
+from menet.models.networks import WideResNet
 
 
 def count(name, channels=3, side=32, classes=10):

@@ -7,8 +7,8 @@ import pytest
 
 import menet.baselines  # noqa: F401 - registers them
 from menet.cli import main
-from menet.commands import demo, demo_plan
-from menet.commands.demo_plan import BASELINES, FULL, QUICK, chosen_baselines
+from menet.commands import demo
+from menet.commands.demo import BASELINES, FULL, QUICK, chosen_baselines
 from menet.preprocessed import Preprocessed
 
 TINY = dataclasses.replace(
@@ -37,7 +37,7 @@ def tiny(tmp_path_factory):
         BASELINES["pixel-defend"], settings={"levels": 4, "width": 2, "layers": 0, "steps": 2}
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(demo_plan, "QUICK", TINY)
+        patch.setattr(demo, "QUICK", TINY)
         patch.setitem(BASELINES, "pixel-defend", small)
         gan = {"latent": 4, "features": 1, "gan_steps": 2, "steps": 2, "starts": 2}
         patch.setitem(BASELINES, "defense-gan", dataclasses.replace(BASELINES["defense-gan"], settings=gan))

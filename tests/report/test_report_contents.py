@@ -15,14 +15,13 @@ from scipy.stats import binomtest
 from menet.cli import main
 from menet.errors import ConfigurationError, RecordError
 from menet.evaluation.snapshots import load_features
-from menet.report import curves
+from menet.report import Cell, Table, curves
 from menet.report.accuracy_tables import comparisons, every_accuracy, overview
 from menet.report.collect import collect
 from menet.report.figures import legend, sheet, styled
 from menet.report.narrative import attack_words, findings
 from menet.report.page import Report, Section, render_html, report_of, write_markdown
 from menet.report.pictures import reconstruction_grid
-from menet.report.tables import Cell, Table
 
 
 def test_planted_accuracies_stand_in_the_table_with_intervals_by_scipy(collection):

@@ -19,8 +19,8 @@ from training_helpers import full
 
 from menet.models import weights
 from menet.training import loop, train
-from menet.training.log import Log
 from menet.training.loop import Saving
+from menet.training.monitoring import Log
 
 SAVING = Saving(steps=2, log_steps=1)
 

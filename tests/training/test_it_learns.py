@@ -11,8 +11,7 @@ from menet.cli import main
 from menet.evaluation.accuracy import clopper_pearson
 from menet.training import TrainingConfig, recipes, train
 from menet.training.config import me_net
-from menet.training.log import read_log
-from menet.training.validation import Check
+from menet.training.monitoring import Check, read_log
 
 pytestmark = pytest.mark.slow
 

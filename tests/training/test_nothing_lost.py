@@ -16,9 +16,8 @@ from menet.files import locked, replacing
 from menet.models import weights
 from menet.training import load_model, train
 from menet.training.checkpoint import BEST, LAST, load_verified, save_with_digest
-from menet.training.log import read_log
 from menet.training.loop import Saving
-from menet.training.validation import Check, accuracy
+from menet.training.monitoring import Check, accuracy, read_log
 
 
 @pytest.fixture(scope="module")

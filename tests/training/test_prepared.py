@@ -15,7 +15,7 @@ from menet.errors import ConfigurationError, DataError, MenetError
 from menet.training import load_model, train
 from menet.training import prepared as preparing
 from menet.training.config import TrainingConfig, me_net
-from menet.training.log import read_log
+from menet.training.monitoring import read_log
 from menet.training.prepared import (
     DESCRIPTION,
     Description,

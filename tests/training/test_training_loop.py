@@ -20,13 +20,11 @@ from menet.models import Network, weights
 from menet.preprocessed import describe
 from menet.training import TrainingConfig, load_model, loop, train
 from menet.training.batches import Batches, estimated_ahead
-from menet.training.building import averaged_copy, build_model, number_type, update_average
 from menet.training.checkpoint import BEST, LAST, Progress, load_verified, save_with_digest
-from menet.training.config import me_net
-from menet.training.log import read_log
+from menet.training.config import averaged_copy, build_model, me_net, number_type, update_average
 from menet.training.loop import Saving
+from menet.training.monitoring import Check, accuracy, read_log
 from menet.training.objectives import Adversarial
-from menet.training.validation import Check, accuracy
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -229,9 +227,9 @@ def test_tensorboard_is_fed_where_it_is_installed(tmp_path, monkeypatch):
         def close(self):
             scalars.append("closed")
 
-    from menet.training import log
+    from menet.training import monitoring
 
-    monkeypatch.setattr(log.importlib.util, "find_spec", lambda name: name == "tensorboard" or None)
+    monkeypatch.setattr(monitoring.importlib.util, "find_spec", lambda name: name == "tensorboard" or None)
     monkeypatch.setitem(
         sys.modules, "torch.utils.tensorboard", types.SimpleNamespace(SummaryWriter=SummaryWriter)
     )
@@ -258,7 +256,7 @@ def test_seeds_matter(tmp_path):
 def test_frozen_parts_of_a_defense_stay_as_they_are():
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model[0].requires_grad_(False)
-    from menet.training.building import build_optimizer
+    from menet.training.config import build_optimizer
 
     groups = build_optimizer(plain(), model).param_groups
     assert len(groups[0]["params"]) == 2
@@ -315,11 +313,11 @@ def test_clipping_bounds_the_step(tmp_path, monkeypatch):
 def test_curves_are_drawn_and_their_absence_is_told_once(tmp_path, monkeypatch, capsys):
     train(plain(epochs=1), tmp_path / "drawn")
     assert (tmp_path / "drawn" / "curves.png").read_bytes().startswith(b"\x89PNG")
-    from menet.training import log
+    from menet.training import monitoring
 
-    find = log.importlib.util.find_spec
+    find = monitoring.importlib.util.find_spec
     without = lambda name: None if name == "matplotlib" else find(name)  # noqa: E731
-    monkeypatch.setattr(log.importlib.util, "find_spec", without)
+    monkeypatch.setattr(monitoring.importlib.util, "find_spec", without)
     monkeypatch.setattr(loop, "SECONDS_BETWEEN_PICTURES", 0.0)
     train(plain(), tmp_path / "run")
     assert capsys.readouterr().err.count("no curves.png without matplotlib") == 1

@@ -12,7 +12,7 @@ from menet.cli import main
 from menet.distributed import Worker
 from menet.models import weights
 from menet.training.checkpoint import LAST
-from menet.training.log import read_log
+from menet.training.monitoring import read_log
 from menet.training.objectives import SharedThreat
 
 # Without batch normalization, whose statistics are each process's own on a CPU.

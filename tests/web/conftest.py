@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def networks(tmp_path_factory: pytest.TempPathFactory) -> "Networks":
     # Imported here, so that the tests of the server alone do without torch.
-    from menet.commands.demo_plan import QUICK
+    from menet.commands.demo import QUICK
     from menet.training import train
     from menet.web.explorer import Networks
 

@@ -18,8 +18,8 @@ from PIL import Image
 from test_explorer import bomb, encoded
 from test_server import call
 
+from menet.web import Handler, Server, render
 from menet.web.explorer import Explorer, Grid, Networks, static_answers
-from menet.web.server import Handler, Server, render
 from menet.web.workers import Limits, workers
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

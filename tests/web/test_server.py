@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from web_workers import light
 
-from menet.web.server import MAX_JSON, Server, render
+from menet.web import MAX_JSON, Server, render
 from menet.web.workers import MAX_UPLOAD, Limits, Worker
 
 JSON = {"Content-Type": "application/json"}
@@ -106,7 +106,7 @@ def test_what_is_refused_gets_a_sentence(
 
 
 def test_a_request_that_never_ends_is_given_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("menet.web.server.SECONDS_TO_SEND", 0.2)
+    monkeypatch.setattr("menet.web.SECONDS_TO_SEND", 0.2)
     with socket.create_connection(server.server_address[:2], timeout=60) as connection:
         head = "POST /api/upload HTTP/1.0", "Host: localhost", "Content-Type: image/png", "Content-Length: 999"
         connection.sendall("\r\n".join([*head, "", ""]).encode())

@@ -24,8 +24,11 @@ from menet.evaluation.audit.attack import (
     step_sweep,
     within_threat_model,
 )
-from menet.evaluation.audit.audited_model import AuditedModel, AuditSettings, Check, Finding
 from menet.evaluation.audit.randomness import (
+    AuditedModel,
+    AuditSettings,
+    Check,
+    Finding,
     attack_draws,
     fresh_scoring,
     frozen_draws,

@@ -7,10 +7,9 @@ from torch import Tensor
 
 from menet.attacks import Attack, CrossEntropy, LowFrequency, Margin, Square, Standard, ThreatModel
 from menet.attacks.base import Queries
-from menet.attacks.eot import ExpectedLoss
-from menet.attacks.losses import Loss
+from menet.attacks.losses import ExpectedLoss, Loss
 from menet.errors import AttackError
-from menet.evaluation.audit.audited_model import AuditedModel, Finding, clearly_above, mean
+from menet.evaluation.audit.randomness import AuditedModel, Finding, clearly_above, mean
 from menet.seeding import reseed
 
 VANISHED = 1e-12

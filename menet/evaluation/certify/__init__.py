@@ -4,8 +4,8 @@ A ME-Net's classifier sees an image only through the entries that a mask shows: 
 with zeros first, and an ablation shows nothing else. Let an adversary perturb ρ pixels, in any way. A mask that
 shows none of them leads to the same prediction as before; what the others lead to is the adversary's choice.
 
-How votes decide is in `votes`; the proofs and the radii are in `random_masks` and `partitions`. Here a dataset is
-certified into records, and records become certified accuracies.
+How votes decide is in `votes`, with the proof and the radii for random masks; those for partitions are in
+`partitions`. Here a dataset is certified into records, and records become certified accuracies.
 """
 
 import os
@@ -27,14 +27,21 @@ from menet.errors import ConfigurationError, RecordError
 from menet.evaluation import provenance
 from menet.evaluation.accuracy import CONFIDENCE, Accuracy, clopper_pearson
 from menet.evaluation.certify.partitions import PartitionVote, fewest_pixels, partition_certificates
-from menet.evaluation.certify.random_masks import certificates, certified_radius, observation
-from menet.evaluation.certify.votes import LABEL, Certificates, CertificateSettings, Decision
+from menet.evaluation.certify.votes import (
+    LABEL,
+    Certificates,
+    CertificateSettings,
+    Decision,
+    certificates,
+    certified_radius,
+    observation,
+)
 from menet.evaluation.records import Records, Row, Shard
 from menet.evaluation.runner import range_of, records_of, remaining, worker_title
 from menet.models import Network
 from menet.progress import reporting
 from menet.seeding import batch_seed
-from menet.training.building import autocast, number_type
+from menet.training.config import autocast, number_type
 
 __all__ = [
     "LABEL",

@@ -26,8 +26,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from menet.attacks import PGD, RandomSearch, ThreatModel
-from menet.attacks.eot import MAX_BATCH
-from menet.attacks.losses import MARGIN
+from menet.attacks.losses import MARGIN, MAX_BATCH
 from menet.evaluation.certify.votes import (
     LABEL,
     Certificates,

@@ -1,37 +1,42 @@
-"""Total-variation minimization from the observed pixels, for a whole batch.
+"""Total-variation minimization (Guo, Rana, Cissé & van der Maaten, 2018): drop pixels, then fill the gaps.
 
 Each channel x with observed entries K is replaced by the minimizer over z of
 
     ‖K ∘ (z − x)‖₂  +  λ · ( Σᵢ ‖z[i,:] − z[i−1,:]‖₂  +  Σⱼ ‖z[:,j] − z[:,j−1]‖₂ )
 
-which is Guo et al.'s objective (2018) with p = 2 and that of ART's `TotalVarMin`. The norm of the residual is not
+which is Guo et al.'s objective with p = 2 and that of ART's `TotalVarMin`. The norm of the residual is not
 squared, so below some λ the observed pixels stay unchanged: on 32×32 images this is so at their λ = 0.03.
 
-The solver is Douglas–Rachford splitting (`splitting.py`); each problem stops by itself.
-
+The solver is Douglas–Rachford splitting (`variation_problem.py`) of a whole batch; each problem stops by itself.
 The larger λ, the more neighboring rows and columns end up equal: at λ = 0.5 seven in eight of CIFAR-10's. The
 splitting finds these early but makes them equal slowly; averaging over them does it at once, and more than halves
 the iterations.
 """
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 
-from menet import kernels
-from menet.baselines.total_variation.gradient import gradient_of_minimizer
-from menet.baselines.total_variation.splitting import (
+from menet import kernels, masks
+from menet.baselines.resize_pad import Cropped
+from menet.baselines.variation_problem import (
     RELAXATION,
     STEP_OF_DIFFERENCES,
     STEP_OF_RESIDUAL,
     Problem,
     basis_and_frequencies,
+    gradient_of_minimizer,
 )
 from menet.errors import ConfigurationError
 from menet.linalg import in_chunks, no_autocast
+from menet.preprocessed import Gradient
+
+SCHEDULED = 10
+"""Probabilities in a schedule of p, as many as ME-Net has in the paper."""
 
 TOLERANCE = 1e-4
 MAX_ITERATIONS = 400
@@ -42,6 +47,55 @@ CHECKS = 2  # consecutive ones that must find the objective unchanged
 # step, in units of `tol` and of the objective, on which differences have the less influence the smaller λ is.
 MOVEMENT = 30.0
 ELEMENTS = 256 * 32 * 32  # per chunk: enough for calls not to dominate
+
+
+class TotalVariation(Cropped):
+    """Classify total-variation reconstructions from a random fraction `p` of the entries.
+
+    `p=(a, b)` is a schedule of `SCHEDULED` probabilities from which each training image draws one; evaluation
+    uses its mean. The authors keep half of the entries and use λ = `weight` = 0.03 on ImageNet. They train the
+    classifier on reconstructions, as training here does. `gradient="exact"` is that of the minimizer and of the
+    final clipping to [0, 1]; dropped entries have gradient zero. `crop` < 1 adds their random crops at inference,
+    see `Cropped`.
+    """
+
+    name: ClassVar[str] = "total-variation"
+
+    def __init__(
+        self,
+        classifier: nn.Module,
+        p: float | Sequence[float] = 0.5,
+        weight: float = 0.03,
+        crop: float = 1.0,
+        gradient: Gradient = "bpda",
+        seed: int = 0,
+    ) -> None:
+        super().__init__(classifier, crop, gradient, seed)
+        low, high = (p, p) if isinstance(p, int | float) else p
+        if not 0 <= low <= high <= 1:
+            raise ConfigurationError(f"expected p in [0, 1], or (a, b) with 0 <= a <= b <= 1, got {p}")
+        if not weight > 0:
+            raise ConfigurationError(f"expected weight > 0, got {weight}")
+        self.p, self.weight = p, weight
+        self.schedule = torch.tensor(masks.schedule(low, high, SCHEDULED if high > low else 1))
+
+    def preprocess(
+        self, images: Float[Tensor, "b c h w"], generator: torch.Generator
+    ) -> Float[Tensor, "b c h w"]:
+        shape = images.shape[1:]
+
+        def drawn(count: int) -> Tensor:
+            p = self.schedule.mean().expand(count)
+            if self.training and len(self.schedule) > 1:
+                p = self.schedule[torch.randint(len(self.schedule), (count,), generator=generator)]
+            return masks.bernoulli((count, *shape), p, generator)
+
+        kept = self.draw(drawn, len(images))
+        return total_variation(images, kept.to(images.device), self.weight).clamp(0, 1)
+
+    def settings(self) -> dict[str, Any]:
+        p = self.p if isinstance(self.p, int | float) else list(self.p)
+        return {"p": p, "weight": self.weight, "crop": self.crop, "gradient": self.gradient}
 
 
 def total_variation(
