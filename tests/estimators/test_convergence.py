@@ -248,9 +248,9 @@ def test_gradients_of_large_images(monkeypatch):
     monkeypatch.setattr(splitting, "SMALLEST", 97)
     x, mask = picture()
     options = {"tol": 1e-10, "gradient_tol": 1e-10}
-    for steps in (400, splitting.STEPS):
+    for steps in (400, splitting.IMAGE_STEPS):
         # With the usual number of steps Newton's method finishes.
-        monkeypatch.setattr(splitting, "STEPS", steps)
+        monkeypatch.setattr(splitting, "IMAGE_STEPS", steps)
         assert torch.autograd.gradcheck(
             lambda x: estimators.nuclear_norm(x, mask, 0.2, **options),
             x.requires_grad_(),
