@@ -31,7 +31,16 @@ from menet.attacks.losses import MARGIN
 from menet.distributed import Worker
 from menet.evaluation.accuracy import clopper_pearson
 from menet.models import initialize
-from menet.models.networks import Architecture, BasicBlock, Body, Compact, Network, average
+from menet.models.networks import (
+    Airbench,
+    Architecture,
+    BasicBlock,
+    Body,
+    Compact,
+    ConvolutionUnit,
+    Network,
+    average,
+)
 from menet.preprocessed import Preprocessed, rebuild
 from menet.training.batches import Batches, crop_and_flip, estimated_ahead
 from menet.training.config import (
@@ -260,28 +269,6 @@ def _photographs(count: int) -> tuple[Tensor, Tensor]:
     return images, torch.randint(10, (count,), generator=generator)
 
 
-class _Convolution(nn.Sequential):
-    def __init__(self, inputs: int, outputs: int, size: int = 3, pool: bool = False) -> None:
-        layers: list[nn.Module] = [nn.Conv2d(inputs, outputs, size, padding=(size - 1) // 2, bias=False)]
-        layers += [nn.MaxPool2d(2)] if pool else []
-        super().__init__(*layers, nn.BatchNorm2d(outputs), nn.ReLU())
-
-
-class _Airbench(Body):
-    """The form of airbench94 (Jordan 2024): a 2×2 stem, three blocks of convolution, pooling, convolution."""
-
-    def __init__(self, channels: int, widths: Sequence[int] = (64, 256, 256)) -> None:
-        super().__init__()
-        layers, inputs = [_Convolution(channels, 24, 2)], 24
-        for width in widths:
-            layers += [_Convolution(inputs, width, pool=True), _Convolution(width, width)]
-            inputs = width
-        self.layers, self.width = nn.Sequential(*layers), inputs
-
-    def forward(self, images: Tensor) -> Tensor:
-        return average(self.layers(images))
-
-
 class _ResNet9(Body):
     """The form of DAWNBench's ResNet-9: full resolution first, pooling between stages, two residual pairs."""
 
@@ -289,11 +276,11 @@ class _ResNet9(Body):
         super().__init__()
         first, second, third, last = widths
         self.layers = nn.Sequential(
-            _Convolution(channels, first),
-            _Convolution(first, second, pool=True),
+            ConvolutionUnit(channels, first),
+            ConvolutionUnit(first, second, pool=True),
             BasicBlock(second, second, 1),
-            _Convolution(second, third, pool=True),
-            _Convolution(third, last, pool=True),
+            ConvolutionUnit(second, third, pool=True),
+            ConvolutionUnit(third, last, pool=True),
             BasicBlock(last, last, 1),
         )
         self.width = last
@@ -306,7 +293,7 @@ SHAPES: dict[str, Callable[[], Body]] = {
     "strided stem, 96-192-384, 1 block": lambda: Compact(3),
     "strided stem, 64-128-256, 1 block": lambda: Compact(3, widths=(64, 128, 256)),
     "strided stem, 64-128-256, 2 blocks": lambda: Compact(3, widths=(64, 128, 256), blocks=2),
-    "airbench": lambda: _Airbench(3),
+    "airbench": lambda: Airbench(3),
     "ResNet-9": lambda: _ResNet9(3),
 }
 

@@ -1,4 +1,4 @@
-"""The paper's networks, and two for a few cores: images in [0,1] → logits, normalization inside.
+"""The paper's networks, and some for a few cores: images in [0,1] → logits, normalization inside.
 
 Here the networks by name, and their initial weights.
 """
@@ -16,6 +16,7 @@ from menet.errors import ConfigurationError
 from menet.models import weights
 from menet.models.networks import (
     MLP,
+    Airbench,
     Architecture,
     Body,
     Compact,
@@ -39,6 +40,7 @@ NETWORKS: dict[str, Callable[[int, int], Body]] = {
     "wide-resnet-34-10": lambda channels, side: WideResNet(channels, depth=34),
     "densenet121": lambda channels, side: DenseNet(channels),
     "compact": lambda channels, side: Compact(channels, side),
+    "airbench": lambda channels, side: Airbench(channels),
     "small": lambda channels, side: Small(channels),
     "mlp": lambda channels, side: MLP(channels, side),
     "experts-1x25": lambda channels, side: Experts(channels, side, partial(masks.lattices, 1, 25)),

@@ -306,6 +306,33 @@ class Compact(Body):
         return average(self.blocks(torch.relu(self.stem_norm(self.stem(images)))))
 
 
+class ConvolutionUnit(nn.Sequential):
+    """A convolution, pooling to half the resolution or none, batch normalization and ReLU."""
+
+    def __init__(self, inputs: int, outputs: int, size: int = 3, pool: bool = False) -> None:
+        layers: list[nn.Module] = [nn.Conv2d(inputs, outputs, size, padding=(size - 1) // 2, bias=False)]
+        layers += [nn.MaxPool2d(2)] if pool else []
+        super().__init__(*layers, nn.BatchNorm2d(outputs), nn.ReLU())
+
+
+class Airbench(Body):
+    """The shape of airbench94 (Jordan 2024): a 2×2 stem, then three pairs of convolutions with pooling in each.
+
+    As many operations as `Compact` on 32×32 images. It learns faster (docs/training.md has the comparison).
+    """
+
+    def __init__(self, channels: int, widths: Sequence[int] = (64, 256, 256)) -> None:
+        super().__init__()
+        layers, inputs = [ConvolutionUnit(channels, 24, 2)], 24
+        for width in widths:
+            layers += [ConvolutionUnit(inputs, width, pool=True), ConvolutionUnit(width, width)]
+            inputs = width
+        self.layers, self.width = nn.Sequential(*layers), inputs
+
+    def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b width"]:
+        return average(self.layers(images))
+
+
 class PreactivationBlock(nn.Module):
     """Batch normalization, ReLU, 3×3 convolution, twice, plus a shortcut.
 
