@@ -167,17 +167,18 @@ class Certify:
             if found.median_patch is not None and found.median_patch >= 0:
                 print(f"median side of a square patch that cannot change the vote: {found.median_patch} pixels")
         if self.sandwich:
-            self._attack(model, dataset, records, settings, out)
+            self._attack(model, dataset, records, settings, device, out)
         drawn = _draw(subject, folder)
         print(f"records: {folder}" + (f"; curve: {drawn}" if drawn else ""))
         return 0
 
-    def _attack(self, model: Any, dataset: Any, records: Any, settings: Any, out: Output) -> None:
+    def _attack(self, model: Any, dataset: Any, records: Any, settings: Any, device: Any, out: Output) -> None:
         """Attack some of the certified examples: what is found must be above each certificate."""
         import torch
 
         from menet.errors import ConfigurationError, MenetError
         from menet.evaluation.certify import fewest_pixels, public_partitions
+        from menet.training.config import autocast, number_type
 
         partitions = public_partitions(model, dataset.images.shape[2:], settings)
         if partitions is None or self.decision != "pairwise":
@@ -185,13 +186,16 @@ class Certify:
         rows = [row for row in records.rows if row["prediction"] == row["label"]][: self.sandwich]
         images, _ = dataset.batch(torch.tensor([row["index"] for row in rows]))
         prediction = torch.tensor([row["prediction"] for row in rows])
-        attacked = fewest_pixels(model, images.to(self.device), prediction, partitions, seed=self.seed).tolist()
+        # What is attacked has to be what was certified, so in its precision.
+        with autocast(number_type(self.precision, device), device):
+            found = fewest_pixels(model, images.to(device), prediction.to(device), partitions, seed=self.seed)
+        attacked = found.tolist()
         pairs = [(row["radius"], pixels) for row, pixels in zip(rows, attacked, strict=True) if pixels]
         if any(radius >= pixels for radius, pixels in pairs):
             raise MenetError("an attack succeeded within a certified radius: the certificate is wrong")
         out.value(sandwich=[[row["radius"], pixels] for row, pixels in zip(rows, attacked, strict=True)])
-        found = sorted(pixels - radius for radius, pixels in pairs)
-        gap = f"{found[len(found) // 2]} pixels above the radius (the median)" if found else "none"
+        gaps = sorted(pixels - radius for radius, pixels in pairs)
+        gap = f"{gaps[len(gaps) // 2]} pixels above the radius (the median)" if gaps else "none"
         print(f"l0 attacks turned {len(pairs)} of {len(rows)} correct votes, none within its radius: {gap}")
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from menet import cli
 from menet.cli import COMMANDS, main
 from menet.commands import options
 from menet.errors import ConfigurationError
+from menet.evaluation.certify import fewest_pixels
 
 HEAVY = ("torch", "numpy", "scipy", "matplotlib", "sklearn", "foolbox")
 
@@ -373,3 +375,21 @@ def test_a_missing_package_names_the_extra() -> None:
 
     with pytest.raises(ConfigurationError, match=r"pip install 'menet\[report\]'"):
         require("a_package_that_is_not_there", extra="report")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_the_sandwich_attacks_what_was_certified(precision, tmp_path, capsys):
+    """With the default device, and in the precision of the votes: bfloat16 is another classifier."""
+    arguments = ["certify", "mnist-menet-certified", "--data", "digits", "--stop", "2", "--partitions", "1"]
+    options = ["--sandwich", "1", "--precision", precision, "--out", str(tmp_path)]
+    seen = set()
+
+    def noting(model, *rest, **options):
+        seen.add(torch.is_autocast_enabled("cpu"))
+        return fewest_pixels(model, *rest, **options, proposals=20)
+
+    with patch("menet.evaluation.certify.fewest_pixels", noting):
+        assert main([*arguments, *options]) == 0
+    assert "l0 attacks turned" in capsys.readouterr().out
+    assert seen == {precision == "bfloat16"}

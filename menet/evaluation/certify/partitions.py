@@ -206,7 +206,7 @@ def fewest_pixels(
                 break
             generator = torch.Generator().manual_seed(batch_seed(seed, "attack", LABEL, budget))
             attacked = attack(vote, images[left], prediction[left], generator=generator).images
-            now = partition_certificates(model, attacked, partitions).prediction
+            now = partition_certificates(model, attacked, partitions).prediction.to(prediction.device)
             pixels = (attacked != images[left]).any(1).flatten(1).sum(1)
             found[left] = torch.where(now != prediction[left], pixels, 0)
             left = left[now == prediction[left]]
