@@ -32,10 +32,10 @@ START_LEVEL = 0.25
 START_FALL = 0.5
 START_STEPS = 5
 # The compiled loop goes on to the minimum in a subspace of up to so many directions, and so many steps. It is
-# tried on tables, and on images where λ is at least this fraction (its inverse) of the norm of the matrix.
+# tried on tables, and on images where λ is at least this fraction of the norm of the matrix.
 LARGEST_SUBSPACE = 128
 LOW_RANK_STEPS = 40
-LOW_RANK = 200
+LOW_RANK = 1 / 200
 # These steps stop as soon as they may, Newton's far below their tolerance: a third of it makes both as exact.
 LOW_RANK_TOLERANCE = 0.3
 SMOOTH_ROWS = 64

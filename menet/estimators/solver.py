@@ -219,7 +219,9 @@ def _attempt(
 
     if start is not None or mixing is not None or x.shape[-1] <= kernels.LARGEST:
         return steps(x, mask, threshold, start)
-    low = (threshold > 0) & ((newton.LOW_RANK * threshold >= size_of(x)) | ~newton.smooth(x, mask))
+    splits = x.shape[-1] >= splitting.SMALLEST
+    ratio = splitting.LARGEST_RATIO if splits else newton.LOW_RANK
+    low = (threshold > 0) & ((threshold >= ratio * size_of(x)) | ~newton.smooth(x, mask))
     whole: tuple[Tensor, ...] = ()
 
     def put(index: Tensor, found: tuple[Tensor, ...]) -> None:
@@ -229,7 +231,7 @@ def _attempt(
         for part, piece in zip(whole, found, strict=True):
             part[index] = piece
 
-    high = ~low & (x.shape[-1] >= splitting.SMALLEST) & (threshold >= splitting.SMALLEST_RATIO * size_of(x))
+    high = ~low & splits & (threshold >= splitting.SMALLEST_RATIO * size_of(x))
     groups: list[tuple[Tensor, Tensor | None]] = [(torch.where(~low & ~high)[0], None)]
     if bool(high.any()):
         index = torch.where(high)[0]

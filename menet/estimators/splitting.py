@@ -42,15 +42,18 @@ FIRST_LEVEL = 0.2
 RELAXATION = 1.6
 # Steps of a batch before Newton's method is tried again; the number doubles.
 BLOCK_STEPS = 64
-# The number of columns from which images are solved here, and the smallest λ, relative to the norm of the matrix.
-SMALLEST, SMALLEST_RATIO = 224, 1e-5
+# The number of columns from which images are solved here, and the smallest and largest λ, relative to the norm of
+# the matrix. With a larger one steps in a subspace are faster.
+SMALLEST, SMALLEST_RATIO, LARGEST_RATIO = 224, 1e-5, 1 / 40
 # Steps before Newton's method takes over, and how many of them Anderson's acceleration combines, from which on.
 IMAGE_STEPS = 40
 MEMORY, FIRST = 4, 2
 # The level of an image is this multiple of √(λ·median singular value), and at least this multiple of λ.
 LEVEL, LEAST = 2.5, 2.0
-# Single precision serves while the gradient is above this multiple of the error it makes.
+# Single precision serves while the gradient is above this multiple of the error it makes; then this many singular
+# values are found apart from the others.
 ROUNDING = 4.0
+LEADING = 12
 # Of `constrained`: its stopping rule, and how often the level is balanced and the gap computed.
 GAP = 1e-3
 ITERATIONS = 2000
@@ -154,27 +157,28 @@ class _Split(NamedTuple):
 class _Past:
     """The last steps of an iteration, as Anderson's acceleration uses them."""
 
-    def __init__(self) -> None:
-        self.turns: list[Tensor] = []
-        self.moved: list[Tensor] = []
+    def __init__(self, like: Tensor) -> None:
+        self.turns = like.new_empty(MEMORY, like.numel())
+        self.moved = torch.empty_like(self.turns)
+        self.gram = torch.zeros(MEMORY, MEMORY, dtype=torch.float64)
+        self.count = 0
         self.last: tuple[Tensor, Tensor] | None = None
 
     def combined(self, point: Tensor, step: Tensor) -> Tensor:
         """The combination of the last points, each where a step has led, whose step were shortest if linear."""
-        if self.last is not None:
-            self.turns = [*self.turns[1 - MEMORY :], step - self.last[1]]
-            self.moved = [*self.moved[1 - MEMORY :], point - self.last[0]]
-        self.last = point, step
-        if not self.turns:
+        now = point.flatten(), step.flatten()
+        before, self.last = self.last, now
+        if before is None:
             return point
-        turns = [turn.flatten() for turn in self.turns]
-        gram = torch.tensor([[float(a @ b) for a in turns] for b in turns], dtype=torch.float64)
-        side = torch.tensor([float(turn @ step.flatten()) for turn in turns], dtype=torch.float64)
-        gram += 1e-8 * gram.diagonal().max().clamp(min=newton.TINY) * torch.eye(len(gram))
-        combined = point.clone()
-        for weight, moved in zip(torch.linalg.solve(gram, side).tolist(), self.moved, strict=True):
-            combined.add_(moved, alpha=-weight)
-        return combined
+        place, self.count = self.count % MEMORY, self.count + 1
+        known = slice(min(self.count, MEMORY))
+        torch.sub(now[0], before[0], out=self.moved[place])
+        turn = torch.sub(now[1], before[1], out=self.turns[place])
+        self.gram[place, known] = self.gram[known, place] = (self.turns[known] @ turn).double().cpu()
+        gram, side = self.gram[known, known], (self.turns[known] @ now[1]).double().cpu()
+        ridge = 1e-8 * gram.diagonal().max().clamp(min=newton.TINY) * torch.eye(len(gram))
+        weights = torch.linalg.solve(gram + ridge, side).to(point)
+        return torch.addmv(now[0], self.moved[known].T, weights, alpha=-1).view_as(point)
 
 
 def _split_image(problem: newton.Problem, tol: float, max_iter: int) -> _Split:
@@ -184,49 +188,87 @@ def _split_image(problem: newton.Problem, tol: float, max_iter: int) -> _Split:
     X. S_λ(X + Y) is X, and S_λ is nonexpansive, so the gradient at X is at most the distance from Y to the
     observed residual: that needs no further decomposition.
     """
-    x, unseen, threshold = problem.x[0, 0], problem.unseen[0, 0], float(problem.threshold[0])
-    seen = 1 - unseen
+    x, seen, threshold = problem.x[0, 0], 1 - problem.unseen[0, 0], float(problem.threshold[0])
     filled = problem.fill(newton.local_average(problem.x, problem.unseen == 0))[0, 0]
-    exact = x.dtype == torch.float64
-    values, vectors = _decompose(filled, exact)
+    values, vectors = _decompose(filled)
     estimate = _shrunk(filled, values, vectors, threshold)
     weight = max(LEAST, LEVEL * math.sqrt(float(values.median()) / threshold))
-    level = weight * threshold
-    governing = estimate + weight * (filled - estimate)
-    # What single precision makes of the Gram matrix, as a change of the estimate.
-    error = torch.finfo(x.dtype).eps * math.sqrt(len(values)) * float(values[-1]) ** 2 / (2 * level)
-    past = _Past()
+    level, ahead = weight * threshold, weight / (1 + weight)
+    governing = torch.lerp(estimate, filled, weight)
+    # What the precision of a Gram matrix of norm 1 makes of it, as a change of the estimate.
+    rounding = 0.0 if x.dtype == torch.float64 else torch.finfo(x.dtype).eps * math.sqrt(len(values)) / (2 * level)
+    error, deflate, double = rounding * float(values[-1]) ** 2, False, False
+    past = _Past(x)
     taken, limit = 0, min(IMAGE_STEPS, max_iter - 1)
     for step in range(1, limit + 1):
-        values, vectors = _decompose(governing, exact)
+        if deflate:
+            values, vectors, norm, missed = _deflated(governing, vectors)
+            error = rounding * norm + missed
+            double = double or rounding * norm > 0.5 * tol * threshold
+        if double:
+            values, vectors = _decompose(governing.double())
+            error, deflate = 0.0, False
+        elif not deflate:
+            values, vectors = _decompose(governing)
         estimate = _shrunk(governing, values, vectors, level)
         rest = governing - estimate
-        misfit = (x - estimate) * seen
-        gradient = float(torch.linalg.vector_norm(misfit - rest / weight))
-        if exact and gradient <= tol * threshold:
+        misfit = (x - estimate).mul_(seen)
+        gradient = float(torch.linalg.vector_norm(torch.sub(misfit, rest, alpha=1 / weight)))
+        if gradient + error <= tol * threshold:
             taken = step + 1
             break
+        deflate = not double and (deflate or gradient <= max(ROUNDING * error, tol * threshold))
         # The proximal step of the misfit at the reflected point, minus the estimate.
-        move = RELAXATION * torch.where(seen > 0, (weight * misfit - rest) / (1 + weight), -rest)
-        exact = exact or gradient <= max(ROUNDING * error, tol * threshold)
+        move = misfit.addcmul_(seen, rest).mul_(ahead).sub_(rest).mul_(RELAXATION)
         governing = governing + move
         if step > FIRST:
             governing = past.combined(governing, move)
-    filled = estimate + rest / weight
+    filled = torch.add(estimate, rest, alpha=1 / weight)
     values = (values - level).clamp(min=0) + values.clamp(max=level) / weight
     return _Split(estimate, taken, filled, values.to(x.dtype), vectors.to(x.dtype))
 
 
-def _decompose(x: Tensor, exact: bool) -> tuple[Tensor, Tensor]:
-    """Singular values, ascending, and right singular vectors, from the Gram matrix in double precision or x's."""
-    x = x.double() if exact else x
-    squares, vectors = torch.linalg.eigh(x.mT @ x)
+def _decompose(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Singular values, ascending, and right singular vectors, from the Gram matrix in the precision of `x`."""
+    squares, vectors = torch.linalg.eigh(_gram(x))
     return squares.clamp(min=0).sqrt(), vectors
 
 
+def _gram(x: Tensor) -> Tensor:
+    """xᵀx in its lower triangle, which is what `eigh` reads; parts of the other are zero."""
+    gram, size = x.new_zeros(x.shape[1], x.shape[1]), -(-x.shape[1] // 4)
+    for start in range(0, len(gram), size):
+        rows = slice(start, start + size)
+        torch.mm(x[:, rows].mT, x[:, : start + size], out=gram[rows, : start + size])
+    return gram
+
+
+def _deflated(x: Tensor, near: Tensor) -> tuple[Tensor, Tensor, float, float]:
+    """The same with the leading singular values apart: `near` has vectors of a matrix close to `x`.
+
+    The Gram matrix rounds off singular values that are small for the largest, which images have a few of: those
+    come from a subspace iteration, and the Gram matrix from the rest, which saves double precision. Returns also
+    its norm, and how far the sum of both parts is from `x`.
+    """
+    left = torch.linalg.qr(x @ near[:, -2 * LEADING :].to(x.dtype)).Q
+    left = torch.linalg.qr(x @ (x.mT @ left)).Q
+    turn, large, right = torch.linalg.svd(left.mT @ x, full_matrices=False)
+    norm = 2 * float(large[LEADING]) ** 2
+    left, large, right = left @ turn[:, :LEADING], large[:LEADING], right[:LEADING]
+    rest = torch.addmm(x, left * large, right, alpha=-1)
+    coupling = rest @ right.mT
+    rest.addmm_(coupling, right, alpha=-1)
+    # The directions of the large ones are lifted above all others, which are then orthogonal to them.
+    squares, vectors = torch.linalg.eigh(_gram(rest).addmm_(right.mT, right, alpha=norm))
+    values = squares.clamp(min=0).sqrt()
+    values[-LEADING:], vectors[:, -LEADING:] = large.flip(0), right.flip(0).mT
+    return values, vectors, norm, float(torch.linalg.vector_norm(coupling))
+
+
 def _shrunk(x: Tensor, values: Tensor, vectors: Tensor, level: float) -> Tensor:
-    ratio = 1 - level / values.clamp(min=level)
-    return x @ ((vectors * ratio) @ vectors.mT).to(x.dtype)
+    kept = vectors[:, int((values <= level).sum()) :].to(x.dtype)
+    ratio = (1 - level / values[len(values) - kept.shape[1] :]).to(x.dtype)
+    return x @ ((kept * ratio) @ kept.mT)
 
 
 class Constrained(NamedTuple):

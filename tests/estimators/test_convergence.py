@@ -244,6 +244,22 @@ def test_large_images_are_split_to_the_same_minimum(mu, kind, monkeypatch):
     assert torch.equal(split(x.clone().requires_grad_(), mask).detach(), found.estimate[0])
 
 
+@pytest.mark.parametrize(("tol", "doubles"), [(0.02, False), (1e-5, True)])
+def test_bright_images_take_double_precision_only_for_a_small_tolerance(tol, doubles, monkeypatch):
+    # The brightness is one singular value far above all others, and the Gram matrix squares the ratio.
+    monkeypatch.setattr(splitting, "SMALLEST", 97)
+    used = []
+    decompose = splitting._decompose
+    monkeypatch.setattr(splitting, "_decompose", lambda x: used.append(x.dtype) or decompose(x))
+    x, mask = picture()
+    x = (x + 2).float()
+    found = estimators.NuclearNorm(0.05, tol=tol).solve(x, mask)
+    assert (torch.float64 in used) == doubles
+    reference = estimators.NuclearNorm(0.05, tol=1e-6).solve(x.double(), mask)
+    values = [objective(one.estimate, x, mask, 0.025) for one in (found, reference)]
+    assert values[0] <= values[1] * (1 + 1e-4)
+
+
 def test_gradients_of_large_images(monkeypatch):
     monkeypatch.setattr(splitting, "SMALLEST", 97)
     x, mask = picture()
