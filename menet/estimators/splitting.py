@@ -196,7 +196,8 @@ def _split_image(problem: newton.Problem, tol: float, max_iter: int) -> _Split:
     level, ahead = weight * threshold, weight / (1 + weight)
     governing = torch.lerp(estimate, filled, weight)
     # What the precision of a Gram matrix of norm 1 makes of it, as a change of the estimate.
-    rounding = 0.0 if x.dtype == torch.float64 else torch.finfo(x.dtype).eps * math.sqrt(len(values)) / (2 * level)
+    eps = 0.0 if x.dtype == torch.float64 else torch.finfo(x.dtype).eps
+    rounding = eps * math.sqrt(len(values)) / (2 * level)
     error, deflate, double = rounding * float(values[-1]) ** 2, False, False
     past = _Past(x)
     taken, limit = 0, min(IMAGE_STEPS, max_iter - 1)
@@ -268,6 +269,10 @@ def _deflated(x: Tensor, near: Tensor) -> tuple[Tensor, Tensor, float, float]:
 def _shrunk(x: Tensor, values: Tensor, vectors: Tensor, level: float) -> Tensor:
     kept = vectors[:, int((values <= level).sum()) :].to(x.dtype)
     ratio = (1 - level / values[len(values) - kept.shape[1] :]).to(x.dtype)
+    (rows, columns), rank = x.shape, len(ratio)
+    # The order of the products that takes fewer operations.
+    if 2 * rows * rank < columns * (rows + rank):
+        return (x @ kept) @ (kept * ratio).mT
     return x @ ((kept * ratio) @ kept.mT)
 
 
