@@ -4,7 +4,7 @@ Nothing is typed by hand: the same records give the same bytes, whenever they ar
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +36,14 @@ FEWEST_EXAMPLES, FEWEST_DRAWS = 200, 20
 """For a line of the board."""
 
 
-def rows(found: Iterable[Entry]) -> list[dict[str, Any]]:
-    """The lines of the board with an attack, in plain values."""
-    return [_line(entry) for entry in found]
+def rows(found: Sequence[Entry], proven: Sequence[Proven] = ()) -> list[dict[str, Any]]:
+    """The lines of the board, in plain values: models that were attacked, then those that are only certified."""
+    largest = {one.name: one for one in reversed(proven)}
+    lines = [_line(entry) for entry in found]
+    for line in lines:
+        line["certificate"] = _certificate(largest[line["name"]]) if line["name"] in largest else None
+    attacked = {entry.name for entry in found}
+    return lines + [_proven_line(one) for name, one in sorted(largest.items()) if name not in attacked]
 
 
 def write_board(folder: Path) -> list[Path]:
@@ -50,12 +55,7 @@ def write_board(folder: Path) -> list[Path]:
 
 
 def _rendered(found: Sequence[Entry], proven: Sequence[Proven]) -> dict[str, str]:
-    lines = rows(found)
-    largest = {one.name: one for one in reversed(proven)}
-    for line in lines:
-        line["certificate"] = _certificate(largest[line["name"]]) if line["name"] in largest else None
-    attacked = {entry.name for entry in found}
-    lines += [_proven_line(one) for name, one in sorted(largest.items()) if name not in attacked]
+    lines = rows(found, proven)
     return {
         "RESULTS.md": results_markdown(found, proven),
         "board.json": json.dumps(lines, indent=1, ensure_ascii=False, sort_keys=True) + "\n",
