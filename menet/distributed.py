@@ -15,6 +15,11 @@ CPU = torch.device("cpu")
 PAUSE = 0.2
 
 
+def cores() -> int:
+    """The cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 @dataclass(frozen=True)
 class Worker:
     """One of `world` processes, and the device it computes on."""

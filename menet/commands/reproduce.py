@@ -133,10 +133,11 @@ class Reproduce:
 
     @printing
     def __call__(self, out: Output) -> int:
+        from menet.distributed import cores
         from menet.experiments import EXPERIMENTS, experiment
         from menet.experiments.jobs import Workspace
         from menet.experiments.plan import save_summary, summarize
-        from menet.experiments.runner import cores, failures
+        from menet.experiments.runner import failures
         from menet.experiments.scale import by_name
         from menet.files import locked
 

@@ -313,8 +313,3 @@ def _captured(lines: TextIO) -> Iterator[None]:
 def failures(outcomes: Mapping[str, JobOutcome]) -> tuple[JobOutcome, ...]:
     """The jobs that failed (not those they blocked), each with its log."""
     return tuple(one for one in outcomes.values() if one.status == "failed")
-
-
-def cores() -> int:
-    """The cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,6 +1,5 @@
 """Which images a run trains and validates on, in which order, their augmentation, and batches made ahead."""
 
-import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from menet import data
 from menet.data import Dataset
 from menet.data.dataset import stratified, warn_of_missing_classes
-from menet.distributed import Worker
+from menet.distributed import Worker, cores
 from menet.errors import ConfigurationError
 from menet.preprocessed import Preprocessed
 from menet.seeding import Stream, stream
@@ -174,7 +173,7 @@ class Batches:
                 yield images, labels
 
         threads = torch.get_num_threads()
-        if worker.device.type == "cpu" and threads >= (os.cpu_count() or 1):
+        if worker.device.type == "cpu" and threads >= cores():
             yield take(None)
             return
         # One torch thread for the thread: the network has the others, and gives up little of one core for it.

@@ -349,6 +349,16 @@ def test_a_reviewer_notices_examples_of_another_dataset(tmp_path):
     assert "not that of the dataset digits" in found
 
 
+def test_a_reviewer_looks_at_certificates_too(tmp_path):
+    proven = certificate()
+    proven.header["evaluation"]["dataset"].update(name="digits", split="test")
+    publish("digits/proven", {"certificate": proven}, {}, tmp_path)
+    write_board(tmp_path)
+    found = problems(tmp_path)
+    assert any("digits/proven: expected model.json" in one for one in found)
+    assert any("digits/proven, certificate: example" in one for one in found)
+
+
 def test_the_tables_of_a_reproduction_are_packed_if_something_is_measured(tmp_path, capsys):
     from menet.cli import main
 

@@ -332,8 +332,10 @@ def test_the_speed_and_the_time_left_are_told(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("config", [tiny(objective="standard"), tiny()], ids=["estimates", "images"])
-def test_batches_made_ahead_are_those_made_in_turn(config):
+@pytest.mark.parametrize("cores", [1, 99], ids=["in between", "in a thread"])
+def test_batches_made_ahead_are_those_made_in_turn(config, cores, monkeypatch):
     """A slow thread or a slow consumer, the same bits; and generators hold what was taken, not what was made."""
+    monkeypatch.setattr("menet.training.batches.cores", lambda: cores)
     batches = Batches.of(config)
     model = build_model(config, batches.dataset).train()
     defense = estimated_ahead(config, model)
