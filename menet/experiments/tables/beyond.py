@@ -72,7 +72,7 @@ def certificate() -> Table:
         masked = {
             f"ablation {format_schedule(p)}": (
                 network,
-                me_net("mask-only", p, masks=1, mask="pixels", encoding="ablation"),
+                me_net("mask-only", p, mask="pixels", encoding="ablation"),
             )
             for p in probabilities
         }
@@ -80,7 +80,7 @@ def certificate() -> Table:
             # Does estimating help a certificate? The same p and training, but for what the network sees.
             for name, encoding in ENCODINGS.items():
                 chosen = {"estimator": "mask-only", **encoding}
-                defense = me_net(p=0.057, masks=1, mask="pixels", **chosen)
+                defense = me_net(p=0.057, mask="pixels", **chosen)
                 masked[f"{name} {format_schedule(0.057)}, perceptron"] = ("mlp", defense)
         for name, (body, defense) in masked.items():
             rows.append((f"{name}, pairwise", replace(recipe, model=body, defense=defense), "pairwise"))
