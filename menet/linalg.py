@@ -201,6 +201,28 @@ def shrink(found: Decomposition, threshold: Float[Tensor, " batch"]) -> Float[Te
     return x @ ((vectors * _shrunk_fraction(values, threshold)[..., None, :]) @ vectors.mT)
 
 
+def shrink_nearby(
+    x: Float[Tensor, "batch n m"], vectors: Float[Tensor, "batch m m"], threshold: Float[Tensor, " batch"]
+) -> Float[Tensor, "batch n m"]:
+    """As `shrink`, given the right singular vectors of a matrix close to x; exact to first order in the distance.
+
+    In the basis of these vectors xᵀx is nearly diagonal. The fraction that is left of each singular value is that
+    of the diagonal; an entry beside it counts by the divided difference of its two. No decomposition is needed.
+    """
+    image = x @ vectors
+    gram = image.mT @ image
+    squares = gram.diagonal(dim1=-2, dim2=-1).clamp(min=_tiny(x))
+    values = squares.sqrt()
+    ratio = (values - threshold[:, None]).clamp(min=0) / values
+    apart = squares[:, :, None] - squares[:, None, :]
+    steep = torch.where(ratio > 0, (1 - ratio) / (2 * squares), 0)[:, :, None]
+    far = apart.abs() > 1e-3 * squares[:, :, None]
+    slope = torch.where(far, (ratio[:, :, None] - ratio[:, None, :]) / torch.where(far, apart, 1), steep)
+    mixed = slope * gram
+    mixed.diagonal(dim1=-2, dim2=-1).copy_(ratio)
+    return (image @ mixed) @ vectors.mT
+
+
 def _shrunk_fraction(values: Tensor, threshold: Tensor) -> Tensor:
     """The fraction of each singular value that is left."""
     threshold = threshold[..., None]

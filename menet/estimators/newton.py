@@ -73,6 +73,11 @@ class Problem(NamedTuple):
         """S(z) of the decomposed z, by λ or by another level."""
         return _blocks(linalg.shrink(decomposition, self._of_slices(level)), self.x.shape, self.mixing)
 
+    def shrink_nearby(self, filled: Tensor, vectors: Tensor) -> Tensor:
+        """S(z) to first order, by the right singular vectors of a matrix nearby."""
+        found = linalg.shrink_nearby(slices(filled, self.mixing), vectors, self._of_slices())
+        return _blocks(found, self.x.shape, self.mixing)
+
     def derivative(self, decomposition: linalg.Decomposition) -> "_Derivative":
         """The derivative of S at the decomposed z."""
         return _Derivative(linalg.shrink_derivative(decomposition, self._of_slices()), self.mixing)
@@ -203,11 +208,18 @@ def _orthonormal(x: Tensor) -> Tensor:
 
 
 def accelerate(problem: Problem, filled: Tensor, steps: int) -> Tensor:
-    """Gradient steps with Nesterov momentum, restarted when it points uphill (O'Donoghue & Candès, 2015)."""
+    """Gradient steps with Nesterov momentum, restarted when it points uphill (O'Donoghue & Candès, 2015).
+
+    Only the first one decomposes: these steps make a start for Newton's method, which need not be exact.
+    """
+    if not steps:
+        return filled
     point, previous = filled, filled
+    first = problem.decompose(filled)
     momentum = filled.new_full((len(filled), 1, 1, 1), FIRST_MOMENTUM)
-    for _ in range(steps):
-        filled = problem.fill(problem.shrink(problem.decompose(point)))
+    for step in range(steps):
+        shrunk = problem.shrink_nearby(point, first.vectors) if step else problem.shrink(first)
+        filled = problem.fill(shrunk)
         moved = filled - previous
         uphill = (_dot(point - filled, moved) > 0).to(momentum.dtype)
         momentum = torch.lerp(momentum, torch.ones_like(momentum), uphill)

@@ -76,11 +76,15 @@ def complete_each(
         momentum: Number = first_momentum
         steps = min(first_steps, max_iter - 1)
         point[:] = filled
-        for _ in range(steps):
-            if not _decompose(point, values, basis, scratch, eps, tiny):
-                return False
-            _shrinkage(values, basis, threshold, ratio, mixed, core, tiny)
-            np.dot(point, core, shrunk)
+        for step in range(steps):
+            if step == 0:
+                if not _decompose(point, values, basis, scratch, eps, tiny):
+                    return False
+                _shrinkage(values, basis, threshold, ratio, mixed, core, tiny)
+                np.dot(point, core, shrunk)
+            else:
+                nearby = scratch[0], mixed, core
+                _shrink_nearby(point, basis, threshold, values, ratio, image, nearby, shrunk, tiny)
             _fill(a, unseen, shrunk, stepped)
             if _inner_difference(point, stepped, filled) > 0:
                 momentum = one
@@ -173,6 +177,41 @@ def _shrinkage(
         for j in range(width):
             scaled[k, j] = ratio[k] * basis[k, j]
     np.dot(basis.T, scaled, core)
+
+
+@inlined
+def _shrink_nearby(
+    x: Array,
+    basis: Array,
+    threshold: float,
+    squares: Array,
+    ratio: Array,
+    image: Array,
+    work: Any,
+    out: Array,
+    tiny: float,
+) -> None:
+    """As `linalg.shrink_nearby`."""
+    gram, mixed, core = work
+    size = len(squares)
+    kind = squares.dtype
+    zero, half, one, close = kind.type(0), kind.type(0.5), kind.type(1), kind.type(1e-3)
+    np.dot(x, basis.T, image)
+    np.dot(image.T, image, gram)
+    for k in range(size):
+        squares[k] = max(gram[k, k], kind.type(tiny))
+        value = kind.type(math.sqrt(squares[k]))
+        ratio[k] = max(value - threshold, zero) / value
+    for i in range(size):
+        square, left = squares[i], ratio[i]
+        steep = half * (one - left) / square if left > zero else zero
+        for k in range(size):
+            apart = square - squares[k]
+            slope = (left - ratio[k]) / apart if abs(apart) > close * square else steep
+            mixed[i, k] = slope * gram[i, k]
+        mixed[i, i] = left
+    np.dot(mixed, basis, core)
+    np.dot(image, core, out)
 
 
 @inlined

@@ -127,6 +127,22 @@ def test_a_default_mu_on_huge_entries_keeps_what_is_observed() -> None:
     torch.testing.assert_close(estimate[mask] / 1e30, huge[mask] / 1e30, rtol=0, atol=1e-3)
 
 
+def test_shrinking_by_the_vectors_of_a_matrix_nearby_is_exact_to_first_order(generator) -> None:
+    """A tenth of the distance leaves a hundredth of the error; at the matrix itself there is none."""
+    x, other = torch.randn(2, 3, 20, 12, generator=generator, dtype=torch.float64)
+    threshold = torch.linalg.svdvals(x)[:, 5] * 0.99  # in the midst of the singular values, none of them at it
+    vectors = linalg.decompose(x).vectors
+
+    def error(distance: float) -> Tensor:
+        moved = x + distance * other
+        exact = linalg.shrink(linalg.decompose(moved), threshold)
+        return torch.linalg.matrix_norm(linalg.shrink_nearby(moved, vectors, threshold) - exact)
+
+    assert (error(0) < 1e-12).all()
+    assert (error(1e-4) > 1e-12).all()
+    assert (error(1e-5) < 0.02 * error(1e-4)).all()
+
+
 def test_the_spectral_norm_of_any_finite_size() -> None:
     x = torch.randn(3, 8, 12, generator=torch.Generator().manual_seed(0))
     expected = torch.linalg.matrix_norm(x, 2)
