@@ -22,7 +22,7 @@ NEWTON_STEPS = 60
 NEWTON_ITERATIONS = 30
 FORCING = (0.3, 0.1, 30.0)
 # The initial damping, and its factors after a step that lowered the gradient and one that did not.
-DAMPING = (4.0, 0.5, 8.0)
+DAMPING = (8.0, 0.5, 8.0)
 # Momentum starts as if some steps had been taken: the initial estimate is good, so its direction can be trusted.
 FIRST_MOMENTUM = 2.0
 # The initial estimate of a table: its rank, its first λ relative to the largest singular value, the factor by
