@@ -281,16 +281,31 @@ class Preprocessed(nn.Module):
 
 @contextmanager
 def evaluation_mode(*models: Any) -> Iterator[None]:
-    """Put models in evaluation mode; on leaving, every module is back in the mode it was in."""
+    """Put models in evaluation mode; on leaving, every module is back in the mode it was in.
+
+    Meanwhile the convolutions of models on a CPU are laid out channels last, whatever the layout of the images: a
+    forward pass of a small network then takes down to half the time, and one of a large network not more.
+    """
     modules = [model for model in models if isinstance(model, nn.Module)]
     modes = [(module, module.training) for model in modules for module in model.modules()]
+    kernels = [
+        module.weight
+        for module, _ in modes
+        if isinstance(module, nn.Conv2d)
+        and module.weight.device.type == "cpu"
+        and not module.weight.is_contiguous(memory_format=torch.channels_last)
+    ]
     try:
         for model in modules:
             model.eval()
+        for kernel in kernels:
+            kernel.data = kernel.data.contiguous(memory_format=torch.channels_last)
         yield
     finally:
         for module, training in modes:
             module.training = training
+        for kernel in kernels:
+            kernel.data = kernel.data.contiguous()
 
 
 def require_numbers(logits: Float[Tensor, "draws b classes"]) -> Float[Tensor, "draws b classes"]:

@@ -124,11 +124,11 @@ class ModelsMeasured:
 
 def measured(results: Path) -> dict[str, list[dict[str, Any]]]:
     """The lines of the board of each network of the package."""
-    from menet.report.board import entries, rows
+    from menet.report.board import certificates, entries, rows
     from menet.training import pretrained
 
     found: dict[str, list[dict[str, Any]]] = {}
-    for line in rows(entries(results)):
+    for line in rows(entries(results), certificates(results)):
         name = line["name"].replace("/", "-")
         if name in pretrained.names():
             found.setdefault(name, []).append(line)
@@ -175,6 +175,9 @@ def _card_text(card: "Card") -> str:
         numbers = f"clean {_percent(line['clean'])} %, robust {_percent(line['robust'])} %"
         how = f"{line['attack']}, {line['examples']:,} examples, {line['draws']} draws"
         lines.append(f"  measured  {line['threat']}: {numbers} ({how})")
+        if proven := line.get("certificate"):
+            how = f"{proven['method']}; vote {_percent(proven['vote'])} %, {proven['examples']:,} examples"
+            lines.append(f"  certified median {proven['median_radius']} pixels ({how})")
     lines += [
         "" if card.measured else "  measured  nothing yet",
         f"  limits    {card.limits}",

@@ -107,6 +107,9 @@ class Publish:
     evaluation: Path | None = None
     """Folder of its records. Default: RUN/evaluation."""
 
+    certificate: tuple[Path, ...] = ()
+    """Folders of certificates of it (`menet certify` writes them), published with its evaluation, or alone."""
+
     stop: int | None = None
     """Publish the examples before this one: for an evaluation that is not finished. Default: all."""
 
@@ -133,12 +136,22 @@ class Publish:
             return 0
         if self.name is None:
             raise ConfigurationError("expected --name, the model's name on the board, such as mnist/me-net")
-        evaluations = read_folder(self.evaluation or default_folder(self.run, "evaluation"))
+        evaluations, folder = {}, self.evaluation or default_folder(self.run, "evaluation")
+        if self.evaluation is not None or folder.is_dir() or not self.certificate:
+            evaluations = read_folder(folder)
         if self.stop is not None:
             evaluations = {label: one.until(self.stop) for label, one in evaluations.items()}
+        attacks = len(evaluations)
+        for place in self.certificate:
+            title = "certificate" + f"-{place.name}" * (not place.name.startswith("certificate"))
+            there = read_folder(place)
+            if "certificate" not in there:
+                raise RecordError(f"expected records of `menet certify` in {place}, got {', '.join(there)}")
+            evaluations[title] = there["certificate"]
         written = publish(self.name, evaluations, training_of(self.run), self.out)
         size = sum(path.stat().st_size for path in written)
-        print(f"{self.name}: {len(evaluations)} attacks, {size / 1024:,.0f} KiB in {self.out / self.name}")
+        parts = [f"{attacks} attacks", f"{len(self.certificate)} certificates"][: 1 + bool(self.certificate)]
+        print(f"{self.name}: {', '.join(parts)}, {size / 1024:,.0f} KiB in {self.out / self.name}")
         written += (pages := write_board(self.out))
         out.value(written=written)
         print("results: " + ", ".join(map(str, pages)))

@@ -23,7 +23,7 @@ from menet.evaluation.certify import (
     certify,
 )
 from menet.evaluation.records import Records, read, read_folder
-from menet.evaluation.results import publish, read_result, read_results
+from menet.evaluation.results import publish, read_certificates, read_result, read_results
 from menet.evaluation.runner import EvaluationSettings, Scores, evaluate, score
 
 __all__ = [
@@ -54,6 +54,7 @@ __all__ = [
     "parse_attack",
     "publish",
     "read",
+    "read_certificates",
     "read_folder",
     "read_result",
     "read_results",

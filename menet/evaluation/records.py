@@ -22,7 +22,7 @@ _NUMBER = (int, float)
 _HEADER_TYPES: dict[str, Any] = {
     "label": str, "start": int, "stop": int, "seed": int, "model": dict, "dataset": dict, "attack": dict,
     "scoring": dict, "threat": (dict, type(None)), "fixed_draws": (dict, type(None)),
-    "gradient": (str, type(None)), "p": _NUMBER,
+    "gradient": (str, type(None)), "p": _NUMBER, "alpha": _NUMBER, "partitions": (int, type(None)),
 }  # fmt: skip
 _INNER_TYPES: dict[str, dict[str, Any]] = {
     "scoring": {"draws": int},

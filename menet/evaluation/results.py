@@ -1,18 +1,21 @@
 """Compact results: the rows of evaluations as compressed columns, small enough to commit.
 
-`results/NAME/ATTACK.npz` holds what one attack did to one model, and `results/NAME/model.json` what was trained.
-Dropped are images and loss histories, and which draw gave which answer: per example and kind of image only
-the first draw and the counts per class are kept. Every accuracy, interval and comparison comes out the same.
+`results/NAME/ATTACK.npz` holds what one attack did to one model, `results/NAME/certificate.npz` what is proven of
+it, and `results/NAME/model.json` what was trained. Dropped are images and loss histories, and which draw gave
+which answer: per example and kind of image only the first draw and the counts per class are kept. Every accuracy,
+interval and comparison comes out the same.
 """
 
 import json
 import lzma
+import math
 import os
 import re
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ import numpy as np
 
 from menet.errors import RecordError
 from menet.evaluation import jsonl
+from menet.evaluation.certify.votes import LABEL as CERTIFICATE
 from menet.evaluation.records import Records, Row, verified
 from menet.files import replacing, write_atomically
 
@@ -35,6 +39,14 @@ TOP = 5
 KINDS = ("clean", "adversarial")
 NUMBERS: dict[str, type[np.number[Any]]] = {"linf": np.float32, "l2": np.float32, "l0": np.int32}
 OPTIONAL: dict[str, type[np.number[Any]]] = {"queries": np.int64, "gradients": np.int64, "seconds": np.float32}
+PROVEN: dict[str, type[np.number[Any]]] = {
+    "prediction": np.int32, "votes": np.int32, "radius": np.int32, "lower_bound": np.float64,
+    "runner_up": np.float64, "seconds": np.float32,
+}  # fmt: skip
+"""Of the rows of certificates, and what only some of them have."""
+PROVEN_BY_SOME: dict[str, type[np.number[Any]]] = {
+    "patch": np.int32, "processor_seconds": np.float32, "counts": np.uint32, "beaten": np.uint32,
+}  # fmt: skip
 
 
 def write_results(path: str | os.PathLike[str], records: Records) -> None:
@@ -64,24 +76,47 @@ def read_result(path: str | os.PathLike[str]) -> Records:
 def read_results(folder: str | os.PathLike[str]) -> dict[str, dict[str, Records]]:
     """All results in a folder: by name of the model, then by label of the attack."""
     found: dict[str, dict[str, Records]] = {}
-    for path in sorted(Path(folder).rglob("*.npz")):
-        records = read_result(path)
-        found.setdefault(path.parent.relative_to(folder).as_posix(), {})[records.label] = records
-    if not found:
-        raise RecordError(f"expected results (NAME/*.npz) in {folder}, found none")
+    for name, _, records in _each(folder):
+        if records.label != CERTIFICATE:
+            found.setdefault(name, {})[records.label] = records
     return found
+
+
+def read_certificates(folder: str | os.PathLike[str]) -> dict[str, dict[str, Records]]:
+    """All certificates in a folder of results: by name of the model, then by that of the file."""
+    found: dict[str, dict[str, Records]] = {}
+    for name, title, records in _each(folder):
+        if records.label == CERTIFICATE:
+            found.setdefault(name, {})[title] = records
+    return found
+
+
+def _each(folder: str | os.PathLike[str]) -> Iterator[tuple[str, str, Records]]:
+    """Name of the model, name of the file and records of every result."""
+    paths = sorted(Path(folder).rglob("*.npz"))
+    if not paths:
+        raise RecordError(f"expected results (NAME/*.npz) in {folder}, found none")
+    for path in paths:
+        yield path.parent.relative_to(folder).as_posix(), path.stem, read_result(path)
 
 
 def publish(
     name: str, evaluations: Mapping[str, Records], made: Mapping[str, Any], folder: str | os.PathLike[str]
 ) -> list[Path]:
-    """Write the evaluations of a model to `folder`/`name`, with `made`, what it was trained by."""
+    """Write the evaluations of a model to `folder`/`name`, with `made`, what it was trained by.
+
+    Records of `certify` go by any title among them, such as `certificate`.
+    """
     if not re.fullmatch(r"[a-z0-9]+([./-][a-z0-9]+)*", name):
         raise RecordError(f"expected a name of small letters, digits, '-' and '/', got {name!r}")
     target, written = Path(folder) / name, []
     for label, records in evaluations.items():
         path = target / f"{re.sub(r'[^A-Za-z0-9=,.+-]', '_', label)}.npz"
-        write_results(path, records)
+        # Where the model lay is nobody's business; its name and the digest of its weights say which it was.
+        made_by = dict(records.header["made"])
+        if "source" in made_by:
+            made_by["source"] = Path(str(made_by["source"])).name
+        write_results(path, replace(records, header={**records.header, "made": made_by}))
         written.append(path)
     write_atomically(target / MODEL, json.dumps(made, indent=1, sort_keys=True) + "\n")
     return [*written, target / MODEL]
@@ -96,6 +131,13 @@ def _columns(records: Records) -> dict[str, np.ndarray]:
         "index": np.array([row["index"] for row in rows], np.int32),
         "label": np.array([row["label"] for row in rows], np.int32),
     }
+    for name in rows[0].get("seeds", ()):
+        columns[f"seeds.{name}"] = np.array([row["seeds"][name] for row in rows], np.int64)
+    if records.label == CERTIFICATE:
+        for field, number in {**PROVEN, **PROVEN_BY_SOME}.items():
+            if field in PROVEN or all(field in row for row in rows):
+                columns[field] = np.array([row[field] for row in rows], number)
+        return columns
     for kind in KINDS:
         scores = [row[kind] for row in rows]
         columns[f"{kind}.counts"] = np.array(
@@ -114,8 +156,6 @@ def _columns(records: Records) -> dict[str, np.ndarray]:
             columns[field] = np.array([row[field] for row in rows], number)
     for field in ("failed", "unusable_gradients"):
         columns[field] = np.array([row.get(field, False) for row in rows], bool)
-    for name in rows[0]["seeds"]:
-        columns[f"seeds.{name}"] = np.array([row["seeds"][name] for row in rows], np.int64)
     if members:
         columns["member"] = np.array([members.index(row["member"]) for row in rows], np.uint8)
     if all("image" in row for row in rows):
@@ -136,20 +176,37 @@ def _records(path: Path, columns: Mapping[str, np.ndarray]) -> Records:
             raise ValueError(f"expected numbers as {name:.40}, got {column.dtype}")
         if name != "header" and len(column) != count:
             raise ValueError(f"expected columns of {count} examples, got {len(column)} of {name:.40}")
-    # Each draw that is counted becomes one number: a few bytes can count billions.
-    draws = sum(float(columns[f"{kind}.counts"].sum(dtype=np.float64)) for kind in KINDS)
-    if not draws <= LARGEST:
-        raise ValueError(f"expected at most {LARGEST:,} draws, got {draws:,.0f}")
+    proven = "radius" in columns
+    if not proven:
+        # Each draw that is counted becomes one number: a few bytes can count billions.
+        draws = sum(float(columns[f"{kind}.counts"].sum(dtype=np.float64)) for kind in KINDS)
+        if not draws <= LARGEST:
+            raise ValueError(f"expected at most {LARGEST:,} draws, got {draws:,.0f}")
     plain = {name: column.tolist() for name, column in columns.items() if name != "header"}
     seeds = [name.removeprefix("seeds.") for name in plain if name.startswith("seeds.")]
-    rows = [_row(plain, row, seeds, content) for row in range(count)]
-    return _complete(verified(path, content["header"], rows))
+    rows = [(_proven if proven else _row)(plain, row, seeds, content) for row in range(count)]
+    found = _complete(verified(path, content["header"], rows))
+    if proven != (found.label == CERTIFICATE):
+        raise ValueError(f"expected the rows of {found.label!r:.40}, got others")
+    return found
+
+
+def _proven(plain: Mapping[str, list[Any]], row: int, seeds: Sequence[str], content: Mapping[str, Any]) -> Row:
+    fields = ("index", "label", *PROVEN, *(field for field in PROVEN_BY_SOME if field in plain))
+    found: Row = {field: plain[field][row] for field in fields}
+    if found["radius"] < -1 or not math.isfinite(found["seconds"]):
+        raise ValueError(f"expected a radius from -1 and finite seconds, got {found['radius']}")
+    return found | ({"seeds": {name: plain[f"seeds.{name}"][row] for name in seeds}} if seeds else {})
 
 
 def _complete(records: Records) -> Records:
     """`records`, if their header has all that a board is made of."""
     evaluation = records.evaluation
-    needed = {"model": (), "seed": (), "dataset": ("name", "split"), "attack": ("kind",), "scoring": ("draws",)}
+    needed: dict[str, tuple[str, ...]] = {"model": (), "seed": (), "dataset": ("name", "split")}
+    if records.label == CERTIFICATE:
+        needed |= {"p": (), "alpha": (), "partitions": ()}
+    else:
+        needed |= {"attack": ("kind",), "scoring": ("draws",)}
     for name, inner in needed.items():
         if name not in evaluation or not all(one in evaluation[name] for one in inner):
             raise ValueError(f"expected {' with '.join([name, *inner])} in its header")

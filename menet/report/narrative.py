@@ -346,6 +346,8 @@ def model_words(records: Records) -> str:
     estimator = defense.get("estimator")
     if isinstance(estimator, Mapping):
         words += f" ({estimator.get('name', '')}"
+        if defense.get("encoding") not in (None, "estimate"):
+            words += f", {defense['encoding']}"
         p = defense.get("p")
         words += ")" if p is None else f", {format_schedule(p)})"
     return words

@@ -1,11 +1,14 @@
 """Published sizes of the networks, what build refuses, and that the small network learns."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
 from menet.errors import ConfigurationError
 from menet.models import NETWORKS, Architecture, Normalize, build, initialize, outline
 from menet.models.networks import WideResNet
+from menet.preprocessed import evaluation_mode
 
 
 def count(name, channels=3, side=32, classes=10):
@@ -156,3 +159,22 @@ def test_small_learns_real_digits_in_one_pass(generator):
     with torch.no_grad():
         accuracy = (network.eval()(images[test]).argmax(1) == targets[test]).float().mean()
     assert accuracy > 0.9
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_evaluation_mode_lays_convolutions_out_and_leaves_everything_as_it_was(fails):
+    network = build("lenet", channels=1, side=28, generator=torch.Generator().manual_seed(0)).train()
+    images = torch.rand(4, 1, 28, 28, generator=torch.Generator().manual_seed(1))
+    kernels = [layer.weight for layer in network.modules() if isinstance(layer, torch.nn.Conv2d)]
+    before = [(kernel.clone(), kernel.stride()) for kernel in kernels]
+    with pytest.raises(KeyError) if fails else nullcontext(), evaluation_mode(network):
+        assert not network.training
+        assert all(kernel.is_contiguous(memory_format=torch.channels_last) for kernel in kernels)
+        inside = network(images)
+        if fails:
+            raise KeyError
+    assert network.training
+    for kernel, (value, stride) in zip(kernels, before, strict=True):
+        assert torch.equal(kernel, value)
+        assert kernel.stride() == stride
+    torch.testing.assert_close(inside, network.eval()(images))

@@ -62,3 +62,31 @@ def records(seed: int = 0, label: str = "pgd", count: int = 9, epsilon: float = 
     }
     header = {"format": RECORDS, "evaluation": evaluation, "made": {"python": "3.12", "versions": {"torch": "2"}}}
     return Records(header, tuple(rows))
+
+
+def certificate(seed: int = 0, count: int = 9, partitions: int | None = None) -> Records:
+    """Planted certificates, by random masks or by partitions."""
+    random, rows = np.random.default_rng(seed), []
+    for index in range(count):
+        counts = random.integers(0, 30, CLASSES)
+        rows.append(
+            {
+                "index": index,
+                "label": int(random.integers(0, CLASSES)),
+                "prediction": int(counts.argmax()),
+                "votes": int(counts.max()),
+                "counts": counts.tolist(),
+                "lower_bound": float(random.random()),
+                "runner_up": float(random.random()),
+                "radius": int(random.integers(-1, 12)),
+                "seconds": 0.25,
+                **({"patch": 2} if partitions else {"seeds": {"selection": 2**60 + index, "estimation": 3}}),
+            }
+        )
+    planted = records(count=count).header
+    evaluation = {
+        **{name: planted["evaluation"][name] for name in ("model", "dataset", "start", "stop", "seed")},
+        "label": "certificate", "p": 0.04, "alpha": 0.001, "partitions": partitions,
+        **({"cells": 25} if partitions else {}),
+    }  # fmt: skip
+    return Records({**planted, "evaluation": evaluation}, tuple(rows))

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from results_samples import records
+from results_samples import certificate, records
 
 from menet.evaluation import publish
 from menet.report.board import write_board
@@ -129,8 +129,12 @@ addEventListener("load", () => {
   const select = document.getElementById("dataset");
   select.value = "cifar10"; select.dispatchEvent(new Event("change"));
   found.filtered = rows(); found.count = document.getElementById("count").innerText;
-  document.querySelector("details summary").click();
-  found.opened = document.querySelector("details ul").innerText;
+  document.querySelector("button.open").click();
+  const more = document.querySelector("tr.more");
+  found.opened = more.querySelector("ul").innerText;
+  found.pictures = [...more.querySelectorAll("svg")].map(one => one.getAttribute("aria-label"));
+  document.querySelector("button.open").click();
+  found.closed = document.querySelector("tr.more") === null;
   found.requests = performance.getEntriesByType("resource").map(one => one.name);
   document.body.innerHTML = "<pre id=found></pre>";
   document.getElementById("found").textContent = JSON.stringify(found);
@@ -145,7 +149,8 @@ def board(tmp_path_factory) -> str:
     for number, (name, dataset) in enumerate({"a": "mnist", "b": "mnist", "c": "cifar10"}.items()):
         made = records(number, count=40)
         made.header["evaluation"]["dataset"]["name"] = dataset
-        publish(f"{dataset}/{name}", {"pgd": made}, {"config": {"epochs": 2, "seed": 0}}, folder)
+        proven = {"certificate": certificate(number)} if name == "c" else {}
+        publish(f"{dataset}/{name}", {"pgd": made, **proven}, {"config": {"epochs": 2, "seed": 0}}, folder)
     write_board(folder)
     return (folder / "board.html").read_text(encoding="utf-8")
 
@@ -161,6 +166,8 @@ def test_the_board_sorts_filters_and_opens(board, tmp_path):
     assert [("cifar10/c" in row) for row in found["filtered"]] == [True]
     assert found["count"] == "1 of 3 results"
     assert "40 examples" in found["opened"]
+    assert found["closed"]
+    assert found["pictures"] == ["certified accuracy by changed pixels", "robust accuracy by attack"]
     assert found["requests"] == []
 
 

@@ -9,10 +9,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from results_samples import records
+from results_samples import certificate, records
 
 from menet.errors import RecordError
-from menet.evaluation import accuracies, compare, publish, read_result, read_results, results
+from menet.evaluation import (
+    accuracies,
+    certificate_summary,
+    compare,
+    publish,
+    read_certificates,
+    read_result,
+    read_results,
+    results,
+)
 from menet.evaluation.records import Records
 from menet.evaluation.results import write_results
 from menet.experiments.jobs import Workspace
@@ -45,6 +54,57 @@ def test_results_of_several_models_compare_as_their_records_do(tmp_path):
     found = read_results(tmp_path)
     assert set(found) == {"mnist/a", "mnist/b"}
     assert compare(found["mnist/a"]["pgd"], found["mnist/b"]["pgd"]).p_value == 1
+
+
+@pytest.mark.parametrize("partitions", [None, 3])
+def test_certificates_come_out_the_same(tmp_path, partitions):
+    original = certificate(4, partitions=partitions)
+    publish("mnist/a", {"pgd": records(0), "certificate-all": original}, {}, tmp_path)
+    found = read_certificates(tmp_path)["mnist/a"]["certificate-all"]
+    assert found.evaluation == original.evaluation
+    assert found.rows == original.rows
+    assert set(read_results(tmp_path)["mnist/a"]) == {"pgd"}
+
+
+def test_a_certificate_is_on_the_board_with_or_without_an_attack(tmp_path):
+    large, small = certificate(1, count=40), certificate(2, partitions=3)
+    publish("mnist/both", {"pgd": records(0), "certificate": small, "certificate-all": large}, {}, tmp_path)
+    publish("mnist/proven", {"certificate": small}, {"config": {"epochs": 3}}, tmp_path)
+    write_board(tmp_path)
+    lines = {line["name"]: line for line in json.loads((tmp_path / "board.json").read_text(encoding="utf-8"))}
+    both, proven = lines["mnist/both"], lines["mnist/proven"]
+    assert both["certificate"]["examples"] == 40
+    assert both["certificate"]["median_radius"] == certificate_summary(large).median_radius
+    assert both["robust"] is not None
+    assert proven["robust"] is None
+    assert proven["clean"]["value"] == pytest.approx(certificate_summary(small).vote.value, abs=1e-4)
+    text = (tmp_path / "RESULTS.md").read_text(encoding="utf-8")
+    assert "3 partitions of 25 cells" in text
+    assert "random masks, p 0.04, α 0.001" in text
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda row: row.update(radius=-2),
+        lambda row: row.update(seconds=float("inf")),
+        lambda row: row.update(radius=2**30),
+        lambda row: row.update(label=-1),
+    ],
+)
+def test_wrong_certificates_are_refused(tmp_path, change):
+    wrong = certificate()
+    change(wrong.rows[3])
+    write_results(tmp_path / "certificate.npz", wrong)
+    with pytest.raises(RecordError):
+        read_result(tmp_path / "certificate.npz")
+
+
+def test_where_a_model_lay_is_not_published(tmp_path):
+    one = records(0)
+    one.header["made"]["source"] = "/home/somebody/runs/me-net"
+    (path, _) = publish("mnist/a", {"pgd": one}, {}, tmp_path)
+    assert read_result(path).header["made"]["source"] == "me-net"
 
 
 def test_rendering_again_changes_nothing(tmp_path):
