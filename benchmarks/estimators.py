@@ -82,15 +82,12 @@ def compare(name: str, p: float, matrices: Tensor, rounds: int = 5) -> None:
         # Each side begins after a pause and an untimed call: the other's idle threads still spin for a while.
         time.sleep(PAUSE)
         ALGORITHMS[name](arrays[part[0]], seen[part[0]])
-        start = time.perf_counter()
-        for index in part:
-            ALGORITHMS[name](arrays[index], seen[index])
-        theirs.append((time.perf_counter() - start) / len(part))
+        theirs.append(
+            _seconds(lambda part=part: [ALGORITHMS[name](arrays[i], seen[i]) for i in part]) / len(part)
+        )
         time.sleep(PAUSE)
-        estimator(matrices, mask)
-        start = time.perf_counter()
         estimate = estimator(matrices, mask)
-        ours.append((time.perf_counter() - start) / len(matrices))
+        ours.append(_seconds(lambda: estimator(matrices, mask)) / len(matrices))
     slow, fast = float(np.median(theirs)), float(np.median(ours))
     bar = BARS[name][p]
     ratio = slow / fast
@@ -98,6 +95,15 @@ def compare(name: str, p: float, matrices: Tensor, rounds: int = 5) -> None:
     times = f"{slow * 1e3:>11.2f} ms{fast * 1e6:>9.0f} µs{ratio:>7.0f}×"
     print(f"  {name:<14}{p:>4}{times}   {bar}×  {verdict}")
     print(f"{'':20}{agreement(name, estimate, matrices, mask)}", flush=True)
+
+
+def _seconds(call: Callable[[], object], least: float = 0.1) -> float:
+    """Of one call; short ones are repeated, since a core takes a while to wake up."""
+    start, calls = time.perf_counter(), 0
+    while (spent := time.perf_counter() - start) < least:
+        call()
+        calls += 1
+    return spent / calls
 
 
 def agreement(name: str, estimate: Tensor, matrices: Tensor, mask: Tensor) -> str:

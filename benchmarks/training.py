@@ -101,7 +101,7 @@ def _throughput(repeats: int) -> None:
     print(f"  {'compact / resnet18':<40} {ratio:5.2f} × (bar 0.50){'' if ratio >= 0.5 else '  MISSED'}")
 
 
-def _overhead(repeats: int, steps: int = 6) -> None:
+def _overhead(repeats: int, steps: int = 24) -> None:
     """Pure ME-Net over vanilla, in epochs of a few steps with batches made ahead as in a run."""
     print("training: pure ME-Net (nuclear norm) / vanilla, per image")
     for model, bar in OVERHEAD.items():

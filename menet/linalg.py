@@ -28,6 +28,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 ELEMENTS_PER_CHUNK = 32 * 96 * 256
 """Small enough for a solver's buffers to stay in the cache, large enough for calls not to dominate."""
+ELEMENTS_IN_CACHE = 32 * 96 * 64
+"""The same for compiled loops, which have no such buffers, only their arguments, and few calls."""
 
 _lock = Lock()
 _pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
@@ -101,8 +103,8 @@ def in_chunks(
     In threads on a CPU, with bounded memory everywhere: batched decompositions (`eigh`, `cholesky`) in torch use
     one core, and element-wise passes over a large batch fall out of the cache; whole solvers that run on chunks,
     each on a core of its own, avoid both. The first tensor decides the size of a chunk. `function` must treat
-    the entries of the batch independently and return tensors with the same first dimension; it runs without
-    gradients.
+    the entries of the batch independently and return tensors with the same first dimension, or write into one of
+    `tensors`, which saves the concatenation; it runs without gradients.
     """
     batch = len(tensors[0])
     threads = torch.get_num_threads() if tensors[0].device.type == "cpu" else 1

@@ -14,7 +14,6 @@ the nuclear norms of the c slices after an orthogonal `mixing` of the channels (
 
 import math
 import warnings
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -64,14 +63,10 @@ def complete(
     Differentiable in `x` and in `threshold` `(b,)`, by the implicit function theorem at the minimizer; its linear
     system is solved to a relative residual of `gradient_tol`.
     """
-    turned = x.shape[-1] > x.shape[-2]
     if gradient_tol is None:
         gradient_tol = GRADIENT_TOLERANCE[x.dtype]
-    estimate = _Complete.apply(
-        *(linalg.tall(x).contiguous(), linalg.tall(mask).contiguous(), threshold, mixing, tol, max_iter),
-        gradient_tol,
-    )
-    return estimate.mT if turned else estimate
+    estimate: Tensor = _Complete.apply(x, mask, threshold, mixing, tol, max_iter, gradient_tol)
+    return estimate
 
 
 @linalg.no_autocast
@@ -118,11 +113,18 @@ class _Complete(torch.autograd.Function):
         max_iter: int,
         gradient_tol: float,
     ) -> Tensor:
-        keep = any(context.needs_input_grad) and mixing is None and kernels.suit(x, kernels.LARGEST_SOLVED)
-        estimate, iterations, _, *reached = linalg.in_chunks(
-            lambda x, mask, threshold: solve(x, mask, threshold, mixing, tol, max_iter, keep),
-            [x, mask, threshold],
-        )
+        compiled = mixing is None and kernels.suit(linalg.tall(x), kernels.LARGEST_SOLVED)
+        keep = any(context.needs_input_grad) and compiled
+        estimate = torch.empty_like(x, memory_format=torch.contiguous_format)
+
+        def chunk(x: Tensor, mask: Tensor, threshold: Tensor, out: Tensor) -> tuple[Tensor, ...]:
+            x, mask = (linalg.tall(part).contiguous() for part in (x, mask))
+            found, iterations, _, *reached = solve(x, mask, threshold, mixing, tol, max_iter, keep)
+            linalg.tall(out).copy_(found)
+            return iterations, *reached
+
+        elements = linalg.ELEMENTS_IN_CACHE if compiled else linalg.ELEMENTS_PER_CHUNK
+        iterations, *reached = linalg.in_chunks(chunk, [x, mask, threshold, estimate], elements)
         warn_unconverged(iterations)
         context.gradient_tol = gradient_tol
         if keep:
@@ -136,14 +138,27 @@ class _Complete(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(context: Any, outgoing: Tensor) -> tuple[Tensor | None, ...]:
         mask, *saved = context.saved_tensors
-        outgoing = outgoing.contiguous()
+        of_x = torch.empty_like(outgoing, memory_format=torch.contiguous_format)
+
+        def compiled(outgoing: Tensor, of_x: Tensor, mask: Tensor, *reached: Tensor) -> tuple[Tensor]:
+            blocks = (linalg.tall(part).contiguous() for part in (outgoing, mask))
+            found, of_threshold = _compiled_adjoint(*blocks, *reached, tol=context.gradient_tol)
+            linalg.tall(of_x).copy_(found)
+            return (of_threshold,)
+
+        def batched(outgoing: Tensor, of_x: Tensor, threshold: Tensor, *parts: Tensor) -> tuple[Tensor]:
+            x, mask, estimate, outgoing = (linalg.tall(part).contiguous() for part in (*parts, outgoing))
+            options = {"mixing": mixing, "tol": context.gradient_tol}
+            found, of_threshold = newton.implicit_gradient(x, mask, threshold, estimate, outgoing, **options)
+            linalg.tall(of_x).copy_(found)
+            return (of_threshold,)
+
         if context.compiled:
-            adjoint = partial(_compiled_adjoint, tol=context.gradient_tol)
-            of_x, of_threshold = linalg.in_chunks(adjoint, [outgoing, mask, *saved])
+            tensors = [outgoing, of_x, mask, *saved]
+            (of_threshold,) = linalg.in_chunks(compiled, tensors, linalg.ELEMENTS_IN_CACHE)
         else:
             x, threshold, estimate, mixing = saved
-            adjoint = partial(newton.implicit_gradient, mixing=mixing, tol=context.gradient_tol)
-            of_x, of_threshold = linalg.in_chunks(adjoint, [x, mask, threshold, estimate, outgoing])
+            (of_threshold,) = linalg.in_chunks(batched, [outgoing, of_x, threshold, x, mask, estimate])
         return of_x, None, of_threshold, *[None] * 4
 
 

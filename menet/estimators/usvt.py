@@ -24,12 +24,11 @@ def usvt(x: Tensor, mask: Tensor, keep: float | Literal["universal"] = 0.8, *, e
     its gradient is bounded there.
     """
     _check(keep, eta)
-    fraction = mask.to(x.dtype).mean((-2, -1))
+    fraction = mask.sum((-2, -1), dtype=x.dtype) / mask[0].numel()
     # Where nothing is observed the matrix is zero, and so is the estimate whatever it is divided by.
     fraction = torch.where(fraction > 0, fraction, torch.ones_like(fraction))
-    turned = x.shape[-1] > x.shape[-2]
-    estimate = _Truncate.apply(linalg.tall(x).contiguous(), fraction, keep, eta)
-    return estimate.mT if turned else estimate
+    estimate: Tensor = _Truncate.apply(x, fraction, keep, eta)
+    return estimate
 
 
 @register("usvt")
@@ -49,16 +48,22 @@ class USVT:
 
 
 class _Truncate(torch.autograd.Function):
-    """Keep the largest singular values of tall matrices and divide by the observed fraction."""
+    """Keep the largest singular values and divide by the observed fraction."""
 
     @staticmethod
     def forward(
         context: Any, x: Tensor, fraction: Tensor, keep: float | Literal["universal"], eta: float
     ) -> Tensor:
         keep_decomposition = context.needs_input_grad[0]
-        size = x.shape[-1]
+        size = min(x.shape[-2:])
         count = 0 if keep == "universal" else max(1, int(keep * size))
-        cutoff = (2 + eta) * (x.shape[-2] * fraction).sqrt()
+        cutoff = (2 + eta) * (max(x.shape[-2:]) * fraction).sqrt()
+        estimate = torch.empty_like(x, memory_format=torch.contiguous_format)
+
+        def chunk(x: Tensor, fraction: Tensor, cutoff: Tensor, out: Tensor) -> tuple[Tensor, ...]:
+            found, *decomposition = truncate(linalg.tall(x).contiguous(), fraction, cutoff)
+            linalg.tall(out).copy_(found)
+            return tuple(decomposition)
 
         def truncate(x: Tensor, fraction: Tensor, cutoff: Tensor) -> tuple[Tensor, ...]:
             if (found := _compiled(x, fraction, cutoff, count, keep_decomposition)) is not None:
@@ -78,15 +83,27 @@ class _Truncate(torch.autograd.Function):
                 return (estimate,)
             return estimate, values.to(x.dtype), vectors.mT, size - kept.sum(-1)
 
-        estimate, *decomposition = linalg.in_chunks(truncate, [x, fraction, cutoff])
+        compiled = kernels.suit(linalg.tall(x))
+        elements = linalg.ELEMENTS_IN_CACHE if compiled else linalg.ELEMENTS_PER_CHUNK
+        decomposition = linalg.in_chunks(chunk, [x, fraction, cutoff, estimate], elements)
         context.save_for_backward(x, fraction, *decomposition)
         return estimate
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(context: Any, outgoing: Tensor) -> tuple[Tensor | None, ...]:
-        adjoint = _compiled_adjoint if kernels.suit(outgoing) else _adjoint
-        (of_x,) = linalg.in_chunks(adjoint, [outgoing.contiguous(), *context.saved_tensors])
+        compiled = kernels.suit(linalg.tall(outgoing))
+        adjoint = _compiled_adjoint if compiled else _adjoint
+        of_x = torch.empty_like(outgoing, memory_format=torch.contiguous_format)
+
+        def chunk(outgoing: Tensor, x: Tensor, of_x: Tensor, *saved: Tensor) -> tuple[()]:
+            (found,) = adjoint(linalg.tall(outgoing).contiguous(), linalg.tall(x).contiguous(), *saved)
+            linalg.tall(of_x).copy_(found)
+            return ()
+
+        x, *saved = context.saved_tensors
+        elements = linalg.ELEMENTS_IN_CACHE if compiled else linalg.ELEMENTS_PER_CHUNK
+        linalg.in_chunks(chunk, [outgoing, x, of_x, *saved], elements)
         return of_x, None, None, None
 
 

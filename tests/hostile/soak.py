@@ -493,7 +493,7 @@ class Soak:
         from menet.evaluation.snapshots import load_features
         from menet.models import weights
         from menet.report.accuracy_tables import overview
-        from menet.report.board import _rendered, entries
+        from menet.report.board import _rendered, certificates, entries
         from menet.report.collect import collect, showing
         from menet.report.narrative import answer, findings
         from menet.report.page import _all_numbers, _audit, _made
@@ -519,16 +519,18 @@ class Soak:
 
         records = run / "evaluation" / "fgsm.rank0.jsonl"
         try_it("records", records, lambda: read_folder(run / "evaluation")["fgsm"].rows)
-        (packed, *_) = publish("soak", read_folder(run / "evaluation"), {}, self.work / "results")
+        published = {**read_folder(run / "evaluation"), **read_folder(run / "certificate")}
+        (packed, proven, *_) = publish("soak", published, {}, self.work / "results")
         try_it("compact results", packed, lambda: read_result(packed).rows)
 
         def board() -> int:
             with showing(packed.parent):
-                return len(_rendered(entries(self.work / "results")))
+                return len(_rendered(entries(self.work / "results"), certificates(self.work / "results")))
 
         made = packed.with_name("model.json")
         made.write_text(json.dumps({"config": json.loads((run / "config.json").read_text()), "seconds": 3}))
         try_it("board: wrong values in compact results", packed, board, loses=True, damage=wrong_column)
+        try_it("board: wrong values in certificates", proven, board, loses=True, damage=wrong_column)
         try_it("board: wrong values in model.json", made, board, loses=True, damage=wrong_json)
 
         def hashed(tensors: Any) -> str:
