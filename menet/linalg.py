@@ -28,7 +28,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 ELEMENTS_PER_CHUNK = 32 * 96 * 256
 """Small enough for a solver's buffers to stay in the cache, large enough for calls not to dominate."""
-ELEMENTS_IN_CACHE = 32 * 96 * 64
+ELEMENTS_IN_CACHE = 32 * 96 * 32
 """The same for compiled loops, which have no such buffers, only their arguments, and few calls."""
 
 _lock = Lock()

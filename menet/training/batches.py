@@ -1,5 +1,6 @@
 """Which images a run trains and validates on, in which order, their augmentation, and batches made ahead."""
 
+import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -142,6 +143,8 @@ class Batches:
         With a `defense` (see `estimated_ahead`) they are its estimates. The thread draws from copies of
         `generators`, and each of these is set to the state it has after a batch when that batch is taken. So a
         checkpoint holds what was used, whatever the thread has done since, and results do not depend on timing.
+        Where the network takes all cores itself, a thread beside it would slow each of its parallel parts down to
+        the slower core: then batches are made in between, by all cores.
         """
         order = self.order(epoch)
         copies = {name: torch.Generator().set_state(one.get_state()) for name, one in generators.items()}
@@ -157,17 +160,23 @@ class Batches:
                     images = view.reconstruct(images).contiguous(memory_format=self.layout)
             return images, labels, {name: one.get_state() for name, one in copies.items()}
 
-        def take(pool: ThreadPoolExecutor) -> Iterator[tuple[Tensor, Tensor]]:
+        def take(pool: ThreadPoolExecutor | None) -> Iterator[tuple[Tensor, Tensor]]:
             waiting: Future[tuple[Tensor, Tensor, dict[str, Tensor]]] | None = None
             for number in range(first, self.steps):
-                current = pool.submit(make, number) if waiting is None else waiting
-                images, labels, states = current.result()
-                waiting = pool.submit(make, number + 1) if number + 1 < self.steps else None
+                if pool is None:
+                    images, labels, states = make(number)
+                else:
+                    current = pool.submit(make, number) if waiting is None else waiting
+                    images, labels, states = current.result()
+                    waiting = pool.submit(make, number + 1) if number + 1 < self.steps else None
                 for name, state in states.items():
                     generators[name].set_state(state)
                 yield images, labels
 
         threads = torch.get_num_threads()
+        if worker.device.type == "cpu" and threads >= (os.cpu_count() or 1):
+            yield take(None)
+            return
         # One torch thread for the thread: the network has the others, and gives up little of one core for it.
         pool = ThreadPoolExecutor(1, "menet-batches", torch.set_num_threads, (1,))
         try:
