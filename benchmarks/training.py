@@ -33,7 +33,6 @@ from menet.errors import DataError
 from menet.evaluation.accuracy import clopper_pearson
 from menet.models import initialize
 from menet.models.networks import (
-    Airbench,
     Architecture,
     BasicBlock,
     Body,
@@ -281,6 +280,24 @@ def _photographs(count: int) -> tuple[Tensor, Tensor]:
     return images, torch.randint(10, (count,), generator=generator)
 
 
+class _Strided(Body):
+    """A strided stem and three stages of basic blocks, each of half the resolution and twice the width."""
+
+    def __init__(self, channels: int, widths: Sequence[int], blocks: int) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(channels, widths[0], 4, stride=2, padding=1, bias=False)
+        self.stem_norm = nn.BatchNorm2d(widths[0])
+        layers, inputs = [], widths[0]
+        for stage, outputs in enumerate(widths):
+            for block in range(blocks):
+                layers.append(BasicBlock(inputs, outputs, 2 if stage > 0 and block == 0 else 1))
+                inputs = outputs
+        self.blocks, self.width = nn.Sequential(*layers), inputs
+
+    def forward(self, images: Tensor) -> Tensor:
+        return average(self.blocks(torch.relu(self.stem_norm(self.stem(images)))))
+
+
 class _ResNet9(Body):
     """The form of DAWNBench's ResNet-9: full resolution first, pooling between stages, two residual pairs."""
 
@@ -302,10 +319,10 @@ class _ResNet9(Body):
 
 
 SHAPES: dict[str, Callable[[], Body]] = {
-    "strided stem, 96-192-384, 1 block": lambda: Compact(3),
-    "strided stem, 64-128-256, 1 block": lambda: Compact(3, widths=(64, 128, 256)),
-    "strided stem, 64-128-256, 2 blocks": lambda: Compact(3, widths=(64, 128, 256), blocks=2),
-    "airbench": lambda: Airbench(3),
+    "strided stem, 96-192-384, 1 block": lambda: _Strided(3, (96, 192, 384), 1),
+    "strided stem, 64-128-256, 1 block": lambda: _Strided(3, (64, 128, 256), 1),
+    "strided stem, 64-128-256, 2 blocks": lambda: _Strided(3, (64, 128, 256), 2),
+    "compact (airbench)": lambda: Compact(3),
     "ResNet-9": lambda: _ResNet9(3),
 }
 

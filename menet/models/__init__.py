@@ -16,7 +16,6 @@ from menet.errors import ConfigurationError
 from menet.models import weights
 from menet.models.networks import (
     MLP,
-    Airbench,
     Architecture,
     Body,
     Compact,
@@ -40,7 +39,6 @@ NETWORKS: dict[str, Callable[[int, int], Body]] = {
     "wide-resnet-34-10": lambda channels, side: WideResNet(channels, depth=34),
     "densenet121": lambda channels, side: DenseNet(channels),
     "compact": lambda channels, side: Compact(channels, side),
-    "airbench": lambda channels, side: Airbench(channels),
     "small": lambda channels, side: Small(channels),
     "mlp": lambda channels, side: MLP(channels, side),
     "experts-1x25": lambda channels, side: Experts(channels, side, partial(masks.lattices, 1, 25)),

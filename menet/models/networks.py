@@ -16,7 +16,7 @@ from menet.errors import ConfigurationError
 LARGEST_SIDE = 512
 """Of images that experts look at."""
 SMALL_SIDE = 48
-"""Up to this side the stem of `Compact` halves the resolution, above it quarters it."""
+"""Up to this side the stem of `Compact` keeps the resolution, above it halves it."""
 
 
 @dataclass(frozen=True)
@@ -277,53 +277,28 @@ class Small(Body):
         return average(self.blocks(torch.relu(self.stem_norm(self.stem(images)))))
 
 
-class Compact(Body):
-    """For robust training on a few cores: a strided stem and three stages of basic blocks.
-
-    Each stage has half the resolution and twice the width of the one before.
-
-    The stem leaves a 32×32 image 16×16 positions, and a 64×64 image too. Every convolution behind it has many
-    channels and few positions, where a CPU comes nearest to the speed of its matrix products; robust features are
-    smooth, so that little is lost with the resolution. `benchmarks training` compares it with other shapes.
-    """
-
-    def __init__(
-        self, channels: int, side: int = 32, widths: Sequence[int] = (96, 192, 384), blocks: int = 1
-    ) -> None:
-        super().__init__()
-        stride = 2 if side <= SMALL_SIDE else 4
-        self.stem = nn.Conv2d(channels, widths[0], 2 * stride, stride=stride, padding=stride // 2, bias=False)
-        self.stem_norm = nn.BatchNorm2d(widths[0])
-        layers, inputs = [], widths[0]
-        for stage, outputs in enumerate(widths):
-            for block in range(blocks):
-                layers.append(BasicBlock(inputs, outputs, 2 if stage > 0 and block == 0 else 1))
-                inputs = outputs
-        self.blocks = nn.Sequential(*layers)
-        self.width = inputs
-
-    def forward(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, "b width"]:
-        return average(self.blocks(torch.relu(self.stem_norm(self.stem(images)))))
-
-
 class ConvolutionUnit(nn.Sequential):
     """A convolution, pooling to half the resolution or none, batch normalization and ReLU."""
 
-    def __init__(self, inputs: int, outputs: int, size: int = 3, pool: bool = False) -> None:
-        layers: list[nn.Module] = [nn.Conv2d(inputs, outputs, size, padding=(size - 1) // 2, bias=False)]
+    def __init__(self, inputs: int, outputs: int, size: int = 3, stride: int = 1, pool: bool = False) -> None:
+        padding = (size - 1) // 2 if size % 2 else 0
+        layers: list[nn.Module] = [nn.Conv2d(inputs, outputs, size, stride, padding, bias=False)]
         layers += [nn.MaxPool2d(2)] if pool else []
         super().__init__(*layers, nn.BatchNorm2d(outputs), nn.ReLU())
 
 
-class Airbench(Body):
-    """The shape of airbench94 (Jordan 2024): a 2×2 stem, then three pairs of convolutions with pooling in each.
+class Compact(Body):
+    """For robust training on a few cores: a small stem, then three pairs of convolutions with pooling in each.
 
-    As many operations as `Compact` on 32×32 images. It learns faster (docs/training.md has the comparison).
+    The shape of airbench94 (Jordan 2024), which learned most of those compared (docs/training.md). Most of its
+    operations are products of many channels at few positions, where a CPU comes nearest to the speed of its
+    matrix products. Large images are halved by the stem.
     """
 
-    def __init__(self, channels: int, widths: Sequence[int] = (64, 256, 256)) -> None:
+    def __init__(self, channels: int, side: int = 32, widths: Sequence[int] = (64, 256, 256)) -> None:
         super().__init__()
-        layers, inputs = [ConvolutionUnit(channels, 24, 2)], 24
+        stride = 1 if side <= SMALL_SIDE else 2
+        layers, inputs = [ConvolutionUnit(channels, 24, 2 * stride, stride)], 24
         for width in widths:
             layers += [ConvolutionUnit(inputs, width, pool=True), ConvolutionUnit(width, width)]
             inputs = width
