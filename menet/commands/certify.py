@@ -68,8 +68,8 @@ class Certify:
     """Probability that a certificate by random draws is wrong."""
 
     sandwich: int = 0
-    """With partitions: attack so many of the examples with l0 attacks, and report how far they stay above the
-    certificate."""
+    """Attack so many of the correct votes with l0 attacks, over random masks in expectation, and report how far
+    they stay above the certificate."""
 
     batch_size: int | None = None
     """Examples between two writes: at most this many are lost if the command is killed.
@@ -180,9 +180,9 @@ class Certify:
         from menet.evaluation.certify import fewest_pixels, public_partitions
         from menet.training.config import autocast, number_type
 
+        if self.decision != "pairwise":
+            raise ConfigurationError(f"expected pairwise votes with --sandwich, got {self.decision}")
         partitions = public_partitions(model, dataset.images.shape[2:], settings)
-        if partitions is None or self.decision != "pairwise":
-            raise ConfigurationError("expected partitions and pairwise votes with --sandwich, got others")
         rows = [row for row in records.rows if row["prediction"] == row["label"]][: self.sandwich]
         images, _ = dataset.batch(torch.tensor([row["index"] for row in rows]))
         prediction = torch.tensor([row["prediction"] for row in rows])

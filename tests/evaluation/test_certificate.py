@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from importlib import import_module
 
 import pytest
 import torch
@@ -23,8 +24,8 @@ from menet.evaluation.certify import (
     observation,
     partition_certificates,
 )
-from menet.evaluation.certify.partitions import leads, partition_radius, patch_side
-from menet.evaluation.certify.votes import Bounds, first_choices, pairwise_winner, rivals, tally
+from menet.evaluation.certify.partitions import _turned, leads, partition_radius, patch_side
+from menet.evaluation.certify.votes import Bounds, count_votes, first_choices, pairwise_winner, rivals, tally
 from menet.evaluation.records import read, shards
 from menet.masks import lattices, partitions
 from menet.models import build
@@ -729,3 +730,24 @@ def test_no_attack_turns_what_is_certified():
     assert (certified > 0).any()
     # The gap is small enough that a certificate one or two pixels too large would be caught.
     assert (certified + 2 >= attacked)[turned].any()
+
+
+@pytest.mark.slow
+def test_no_attack_turns_what_random_masks_certify(sparse, digits, monkeypatch):
+    monkeypatch.setattr(import_module(_turned.__module__), "BUDGETS", (2, 8, 32))
+    images, _ = digits.batch(slice(0, 12))
+    found = certificates(sparse, images, CertificateSettings(selection=50, estimation=1000))
+    attacked = fewest_pixels(sparse, images, found.prediction, proposals=10)
+    turned = attacked > 0
+    assert turned.sum() >= 2, "an attack that finds nothing shows nothing"
+    assert (found.radius < attacked)[turned].all()
+
+
+def test_a_vote_has_turned_only_if_fresh_draws_prove_it(sparse, digits):
+    """What is predicted from clean images has not; a class that no mask prefers has."""
+    images, _ = digits.batch(slice(0, 12))
+    votes = count_votes(sparse, images, 200)
+    first = pairwise_winner(votes)
+    least = first_choices(votes).argmin(1)
+    assert not _turned(sparse, images, first, seed=1).any()
+    assert _turned(sparse, images, least, seed=1).all()

@@ -22,16 +22,19 @@ every place and every B. There are few places, so the bound is computed for each
 """
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from menet.attacks import PGD, RandomSearch, ThreatModel
 from menet.attacks.losses import MARGIN, MAX_BATCH
+from menet.defense import MENet
+from menet.evaluation.accuracy import upper_bound
 from menet.evaluation.certify.votes import (
     LABEL,
     Certificates,
     Decision,
     beaten_by,
+    count_votes,
     first_choices,
     pairwise_winner,
     require_masks,
@@ -180,21 +183,32 @@ BUDGETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 32, 48, 64)
 """Pixels that the attacks of a sandwich may perturb, one budget after the other."""
 
 
+JUDGES = 1000
+"""Fresh draws that judge whether an attack on the vote over random masks has turned it."""
+DOUBT = 0.001
+"""The probability with which they may judge so wrongly."""
+
+
 def fewest_pixels(
     model: nn.Module,
     images: Float[Tensor, "b c h w"],
     prediction: Int[Tensor, " b"],
-    partitions: Int[Tensor, "r h w"],
+    partitions: Int[Tensor, "r h w"] | None = None,
     proposals: int = 300,
     seed: int = 0,
 ) -> Int[Tensor, " b"]:
     """The fewest pixels with which an l0 attack took the pairwise vote from the `prediction`; 0 where none did.
 
-    Attacks are PGD with gradients of soft votes, and random search over the scores, at budgets from 1 to 64. The
-    certified radius is below each of these numbers, or the certificate is wrong.
+    The vote is that over `partitions`, or over the random masks of a ME-Net. Attacks are PGD with gradients of
+    soft votes, or of the mean over masks, and random search over the scores, at budgets from 1 to 64. The
+    certified radius is below each of these numbers, or the certificate is wrong. The vote over all masks cannot
+    be counted: it has turned if fresh draws prove that, with confidence 1 − `DOUBT`.
     """
     found = torch.zeros_like(prediction)
-    vote = PartitionVote(model, partitions).eval()
+    if partitions is not None:
+        vote: nn.Module = PartitionVote(model, partitions).eval()
+    else:
+        vote = require_masks(model).with_gradient("exact").eval()
     for budget in BUDGETS:
         left = (found == 0).nonzero()[:, 0]
         threat = ThreatModel("l0", budget)
@@ -204,10 +218,28 @@ def fewest_pixels(
         ):
             if not len(left):
                 break
-            generator = torch.Generator().manual_seed(batch_seed(seed, "attack", LABEL, budget))
+            seeds = batch_seed(seed, "attack", LABEL, budget), batch_seed(seed, "scoring", LABEL, budget)
+            generator = torch.Generator().manual_seed(seeds[0])
             attacked = attack(vote, images[left], prediction[left], generator=generator).images
-            now = partition_certificates(model, attacked, partitions).prediction.to(prediction.device)
+            if partitions is not None:
+                now = partition_certificates(model, attacked, partitions).prediction.to(prediction.device)
+                turned = now != prediction[left]
+            else:
+                turned = _turned(require_masks(model), attacked, prediction[left], seeds[1])
             pixels = (attacked != images[left]).any(1).flatten(1).sum(1)
-            found[left] = torch.where(now != prediction[left], pixels, 0)
-            left = left[now == prediction[left]]
+            found[left] = torch.where(turned, pixels, 0)
+            left = left[~turned]
     return found
+
+
+def _turned(
+    model: MENet, images: Float[Tensor, "b c h w"], prediction: Int[Tensor, " b"], seed: int
+) -> Bool[Tensor, " b"]:
+    """Whether fresh draws prove that the prediction does not beat every other class."""
+    with evaluation_mode(model):
+        model.reseed(seed)
+        beaten = beaten_by(prediction, count_votes(model, images, JUDGES))
+    beaten = beaten.scatter(1, prediction[:, None], JUDGES)
+    each = DOUBT / max(1, beaten.shape[1] - 1)
+    proven = [upper_bound(count, JUDGES, each) <= 0.5 for count in beaten.amin(1).tolist()]
+    return torch.tensor(proven, device=prediction.device)
