@@ -222,7 +222,7 @@ class Explorer:
                 "prediction": int(found.prediction[i]),
                 "bound": round(float(found.lower_bound[i]), 4),
                 "votes": int(found.votes[i]),
-                "draws": settings.estimation,
+                "draws": int(found.draws[i]),
                 "alpha": settings.alpha,
                 "radius": int(found.radius[i]),
                 "p": round(p, 3),

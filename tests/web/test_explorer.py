@@ -11,8 +11,7 @@ from PIL import Image
 
 import menet
 from menet.errors import ConfigurationError, DataError
-from menet.evaluation.accuracy import lower_bound
-from menet.evaluation.certify import certified_radius
+from menet.evaluation.certify import CertificateSettings, certificates
 from menet.web.explorer import ATTACKS, ESTIMATORS, Explorer, Networks
 from menet.web.images import LONGEST_SIDE, decoded
 from menet.web.workers import MAX_UPLOAD
@@ -109,8 +108,11 @@ def test_without_a_budget_nothing_is_perturbed(explorer: Explorer, digit: str) -
 
 def test_a_certificate_is_the_librarys(explorer: Explorer, digit: str) -> None:
     found = explorer.answer("certificate", {"image": digit})
-    radius = certified_radius(lower_bound(found["votes"], 500, 0.001), found["p"])
-    assert found["radius"] == (-1 if radius is None else radius)
+    assert explorer.certified is not None
+    settings = CertificateSettings(selection=50, estimation=500, decision="plurality")
+    expected = certificates(explorer.certified, explorer.samples[digit].image[None], settings, 0, 1)
+    assert found["radius"] == int(expected.radius)
+    assert (found["votes"], found["draws"]) == (int(expected.votes), int(expected.draws))
 
 
 def test_painting_counts_the_pixels_that_differ(explorer: Explorer, digit: str) -> None:
