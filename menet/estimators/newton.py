@@ -22,7 +22,9 @@ NEWTON_STEPS = 60
 NEWTON_ITERATIONS = 30
 FORCING = (0.3, 0.1, 30.0)
 # The initial damping, and its factors after a step that lowered the gradient and one that did not.
-DAMPING = (8.0, 0.5, 8.0)
+DAMPING = (4.0, 0.5, 8.0)
+# The initial damping after gradient steps from a local average, which is further from the minimum.
+COLD_DAMPING = 8.0
 # Momentum starts as if some steps had been taken: the initial estimate is good, so its direction can be trusted.
 FIRST_MOMENTUM = 2.0
 # The initial estimate of a table: its rank, its first λ relative to the largest singular value, the factor by
@@ -229,17 +231,19 @@ def accelerate(problem: Problem, filled: Tensor, steps: int) -> Tensor:
     return filled
 
 
-def newton(problem: Problem, filled: Tensor, tol: float, steps: int) -> tuple[Tensor, Tensor]:
+def newton(
+    problem: Problem, filled: Tensor, tol: float, steps: int, first: float = DAMPING[0]
+) -> tuple[Tensor, Tensor]:
     """Newton steps by conjugate gradients: estimates, and the step at which each converged, or 0.
 
-    Where a step did not lower the gradient, it is undone and the next one damped more (Levenberg–Marquardt). Work
-    is spent on the remaining blocks only.
+    Where a step did not lower the gradient, it is undone and the next one damped more (Levenberg–Marquardt);
+    `first` is the initial damping. Work is spent on the remaining blocks only.
     """
     estimates = torch.empty_like(filled)
     taken = torch.zeros(len(filled), dtype=torch.long, device=filled.device)
     index = torch.arange(len(filled), device=filled.device)
     rounding = 4 * torch.finfo(filled.dtype).eps
-    first, less, more = DAMPING
+    _, less, more = DAMPING
     damping = torch.full_like(problem.threshold, first)
     before = torch.full_like(problem.threshold, torch.inf)
     last_shrunk, last_stepped = filled, filled

@@ -325,7 +325,7 @@ def _compiled(
     precision = torch.finfo(x.dtype)
     settings = (
         *(float(tol), max_iter, steps, newton.NEWTON_STEPS, newton.NEWTON_ITERATIONS, newton.FIRST_MOMENTUM),
-        *(solvable(x.dtype, tol), newton.SMALLEST, *newton.DAMPING, *newton.FORCING),
+        *(solvable(x.dtype, tol), newton.SMALLEST, _damping(start), *newton.DAMPING[1:], *newton.FORCING),
     )
     begin = x[:0, 0] if start is None else start[:, 0].contiguous()
     tensors = (x[:, 0], mask[:, 0], threshold, begin, estimate[:, 0], iterations)
@@ -354,6 +354,11 @@ def _compiled_adjoint(outgoing: Tensor, mask: Tensor, *reached: Tensor, tol: flo
         *(tol, newton.ADJOINT_ITERATIONS, precision.eps, precision.tiny),
     )
     return of_x, of_threshold
+
+
+def _damping(start: Tensor | None) -> float:
+    """Of the first Newton step."""
+    return newton.COLD_DAMPING if start is None else newton.DAMPING[0]
 
 
 def solvable(dtype: torch.dtype, tol: float) -> float:
@@ -387,7 +392,7 @@ def _batched(
         begin = newton.local_average(problem.x, mask[index]) if start is None else (start / scale)[index]
         filled = newton.accelerate(problem, problem.fill(begin), steps)
         limit = min(newton.NEWTON_STEPS, max_iter - steps)
-        result[index], taken = newton.newton(problem, filled, tol, limit)
+        result[index], taken = newton.newton(problem, filled, tol, limit, _damping(start))
         missed = -max_iter if steps + limit >= max_iter else 0
         iterations[index] = torch.where(taken > 0, steps + taken, missed)
     return result * scale, iterations
