@@ -29,7 +29,7 @@ TRAININGS = {
     "cifar10/vanilla": "cifar10",
     "cifar10/adversarial": "cifar10 --objective n-fgsm",
     "cifar10/menet-pure": "cifar10 --defense me-net --p 0.8 1.0",
-    "cifar10/menet-adversarial": "cifar10 --defense me-net --p 0.8 1.0 --objective n-fgsm",
+    "cifar10/menet-adversarial": "cifar10 --defense me-net --p 0.8 1.0 --objective n-fgsm --epochs 13",
 }
 SHIPPED = ("vanilla", "adversarial", "menet-pure", "menet-adversarial", "menet-certified")
 """The models of each dataset that ship with the package."""
@@ -79,7 +79,7 @@ def lines(dataset: str) -> dict[str, Line]:
         "median": {"name": "median", "size": 3},
         "resize-pad": {"name": "resize-pad"},
         "total-variation": {"name": "total-variation"},
-        "image-quilting": {"name": "image-quilting"},
+        "image-quilting": {"name": "image-quilting", "patches": 20_000},
         "menet-untrained": {"name": "me-net", "estimator": "nuclear-norm", "p": 0.5},
     }
     vanilla = f"{dataset}/vanilla"

@@ -45,6 +45,8 @@ NETWORKS: dict[str, Callable[[int, int], Body]] = {
     "experts-3x25": lambda channels, side: Experts(channels, side, partial(masks.lattices, 3, 25)),
     "experts-1x49": lambda channels, side: Experts(channels, side, partial(masks.lattices, 1, 49)),
     "experts-3x49": lambda channels, side: Experts(channels, side, partial(masks.lattices, 3, 49)),
+    "experts-1x64": lambda channels, side: Experts(channels, side, partial(masks.lattices, 1, 64)),
+    "experts-3x64": lambda channels, side: Experts(channels, side, partial(masks.lattices, 3, 64)),
     "experts-lines": lambda channels, side: Experts(channels, side, masks.lines),
 }
 

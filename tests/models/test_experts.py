@@ -8,11 +8,11 @@ import torch
 from menet import masks
 from menet.errors import ConfigurationError
 from menet.models import build
-from menet.training.objectives import VOTE_SHARPNESS, Standard, vote_loss
+from menet.training.objectives import ALONE, VOTE_MARGIN, VOTE_SHARPNESS, Standard, vote_loss
 
 
 @pytest.mark.parametrize(
-    ("name", "channels", "side"), [("experts-3x25", 1, 28), ("experts-3x25", 3, 12), ("experts-lines", 1, 28)]
+    ("name", "channels", "side"), [("experts-3x64", 1, 28), ("experts-3x25", 3, 12), ("experts-lines", 1, 28)]
 )
 @torch.no_grad()
 def test_an_expert_depends_on_the_pixels_of_its_cell_alone(name, channels, side):
@@ -22,7 +22,7 @@ def test_an_expert_depends_on_the_pixels_of_its_cell_alone(name, channels, side)
     images = torch.rand(4, channels, side, side, generator=random)
     before, layout = network.cell_logits(images), network.partitions
     cells = int(layout.max()) + 1
-    assert (len(layout), cells) == {"experts-3x25": (3, 25), "experts-lines": (2, 28)}[name]
+    assert (len(layout), cells) == {"experts-3x64": (3, 64), "experts-3x25": (3, 25), "experts-lines": (2, 28)}[name]
     assert before.shape == (4, len(layout) * cells, 10)
     for expert in range(0, len(layout) * cells, 7):
         own = layout[expert // cells] == expert % cells
@@ -63,7 +63,7 @@ def test_every_expert_is_trained_to_answer_alone():
     loss, logits = Standard()(network, images, labels, random)
     cells = network.cell_logits(images)
     each = torch.stack([torch.nn.functional.cross_entropy(one, labels) for one in cells.unbind(1)])
-    torch.testing.assert_close(loss, each.mean() + vote_loss(cells, labels))
+    torch.testing.assert_close(loss, ALONE * each.mean() + vote_loss(cells, labels))
     torch.testing.assert_close(logits, network(images))
     lenet = build("lenet", channels=1, side=28, generator=random)
     assert lenet.partitions is None
@@ -73,7 +73,7 @@ def test_every_expert_is_trained_to_answer_alone():
 def test_the_loss_of_a_vote_is_that_of_its_leads():
     # Two experts, three classes: certain that 0 is before 1, and divided over 2.
     cells = torch.tensor([[[9.0, -9.0, -9.0], [9.0, -9.0, 27.0]]])
-    expected = math.log(1 + math.exp(-VOTE_SHARPNESS) + 1)
+    expected = math.log(1 + sum(math.exp(VOTE_SHARPNESS * (VOTE_MARGIN - lead)) for lead in (1, 0)))
     assert float(vote_loss(cells, torch.tensor([0]))) == pytest.approx(expected, abs=1e-6)
     # The divided pair is where votes are missing, so it gets more of the gradient than the certain one.
     logits = torch.zeros(1, 4, 3)
@@ -82,6 +82,10 @@ def test_the_loss_of_a_vote_is_that_of_its_leads():
     vote_loss(logits, torch.tensor([0])).backward()
     assert logits.grad is not None
     assert logits.grad[..., 2].sum() > 1.5 * logits.grad[..., 1].sum() > 0
+    # A lead of a tenth is a right vote, but less than what is asked for.
+    narrow = torch.tensor([[[0.1, 0.0]]], requires_grad=True)
+    vote_loss(narrow, torch.tensor([0])).backward()
+    assert narrow.grad is not None and bool(narrow.grad.abs().amax() > VOTE_SHARPNESS / 2)
     # In eight bits, as under autocast, the leads of many experts would be lost.
     assert vote_loss(cells.bfloat16(), torch.tensor([0])).dtype == torch.float32
 

@@ -23,8 +23,9 @@ from menet.training.recipes import me_net
 
 RADII = (0, 1, 2, 4, 8, 12)
 """Perturbed pixels (L0) that are certified against."""
-EXPERTS = ("experts-1x25", "experts-3x25", "experts-1x49")
+EXPERTS = ("experts-3x64", "experts-1x64", "experts-1x49", "experts-1x25")
 """One network for each cell of so many lattices; the first is certified by either decision."""
+EXPERT_EPOCHS = 40
 ENCODINGS: dict[str, dict[str, str]] = {
     "ablation": {"encoding": "ablation"},
     "zeros": {},
@@ -66,7 +67,7 @@ def certificate() -> Table:
         recipe = recipes.by_name(dataset, "certificate")
         experts: list[tuple[str, Decision]] = [(name, "pairwise") for name in EXPERTS]
         rows: list[tuple[str, TrainingConfig, Decision]] = [
-            (f"{name}, {decision}", replace(recipe, model=name), decision)
+            (f"{name}, {decision}", replace(recipe, model=name, epochs=EXPERT_EPOCHS), decision)
             for name, decision in (*experts, (EXPERTS[0], "plurality"))
         ]
         masked = {
