@@ -28,6 +28,8 @@ FIRST_PASSES, LEAST_PASSES = 400, 100
 FEWEST_STEPS = 200
 """Of a gradient attack, before its gradients get a second draw each. Steps remember the gradients before them, so
 that at few passes many noisy steps find more than a few exact ones; at many passes the noise is what is left."""
+TRIAL_EXAMPLES, TRIAL_STEPS = 32, 20
+"""Of the short attack that tells which way for gradients to pass the model is the stronger one."""
 CLEAN = "none (clean image)"
 
 
@@ -195,11 +197,11 @@ class Standard(Attack):
     """The worst case over gradient, transfer and score-based attacks, all in expectation over the model's draws.
 
     A random model is attacked by PGD on cross-entropy, on the margin and towards the likeliest wrong classes,
-    through exact gradients where it has them and through BPDA beside them; by a transfer from its own classifier;
-    and by random search from scores. An example leaves once none of the selection draws classifies it correctly.
-    Each example keeps the image with the fewest correct selection draws, which no member saw; scoring needs fresh
-    ones again. Deterministic models get AutoAttack's standard suite, and APGD through each way for gradients to
-    pass their preprocessing.
+    through exact gradients or BPDA, whichever finds more on a trial, and the other beside it; by a transfer from
+    its own classifier; and by random search from scores. An example leaves once none of the selection draws
+    classifies it correctly. Each example keeps the image with the fewest correct selection draws, which no member
+    saw; scoring needs fresh ones again. Deterministic models get AutoAttack's standard suite, and APGD through
+    each way for gradients to pass their preprocessing.
 
     `budget` is quick, standard, thorough, or the number of gradient passes per example. `queries` and `gradients`
     of the result are what was spent, surrogates included, and `members` names who found each image.
@@ -213,7 +215,7 @@ class Standard(Attack):
     max_batch: int = MAX_BATCH
     gradients_only: bool = False
     """Leave out the attacks that take no gradient of the model: part of a suite, not to be reported as one."""
-    version: int = field(default=2, init=False)
+    version: int = field(default=3, init=False)
     """Changes whenever the same budget would find other images; results name it."""
 
     targetable: ClassVar[bool] = False
@@ -275,11 +277,10 @@ class Standard(Attack):
         )
 
     def _members(self, task: Task) -> Iterator[Member]:
-        views = gradient_views(task.model.model)
+        views, spent = self._strongest_first(task)
         common: dict[str, Any] = {"threat": self.threat, "max_batch": self.max_batch}
-        # The first view is the one that derivatives are exact in, where the model offers one.
         (name, model), *others = views.items()
-        passes_of = _divided(self.passes, others=len(others))
+        passes_of = _divided(self.passes - spent, others=len(others))
 
         def pgd(passes: int, **settings: Any) -> PGD:
             draws = max(1, min(self.draws, passes // FEWEST_STEPS))
@@ -301,6 +302,44 @@ class Standard(Attack):
         if surrogate is not None:
             yield Member("transfer from its classifier", APGD(steps=50, loss=MARGIN, **common), surrogate, False)
         yield self._from_scores(task.model.model, self.passes // self.draws)
+
+    def _strongest_first(self, task: Task) -> tuple[dict[str, Model], int]:
+        """The ways for gradients to pass the model, the strongest first, and passes per example to find that out.
+
+        Exact gradients lead unless a short attack through another way comes closer to a wrong answer, by more
+        than three standard errors over the examples: gradients may be exact and useless, such as those of a
+        choice among neighbors, which are zero, or those of a long search, which are noise.
+        """
+        views = gradient_views(task.model.model)
+        if len(views) == 1:
+            return views, 0
+        steps, few = min(TRIAL_STEPS, max(1, self.passes // 20)), slice(0, TRIAL_EXAMPLES)
+        images, labels = task.images[few], task.labels[few]
+        attack = PGD(threat=self.threat, steps=steps, eot=1, max_batch=self.max_batch)
+        short: dict[str, Tensor] = {}
+        for name, view in views.items():
+            found = images
+            try:
+                result = attack.attempt(view, images, labels, generator=task.generator)
+            except NotDifferentiable:
+                pass
+            else:
+                task.model.count(result, few)
+                found = result.images
+            still = ExpectedLoss(task.model, _shortfall, labels, draws=self.draws, max_batch=self.max_batch)
+            short[name] = still.value(found)
+        first = next(iter(views))
+
+        def ahead(name: str) -> float:
+            """By how many standard errors a view is ahead of the first."""
+            difference = (short[first] - short[name]).double()
+            error = float(difference.std(correction=0)) / max(1, len(difference) - 1) ** 0.5
+            return float(difference.mean()) / max(error, 1e-12)
+
+        best = max(views, key=ahead)
+        order = [best, *(name for name in views if name != best)] if ahead(best) > 3 else list(views)
+        spent = steps * len(views) * len(labels) // len(task.labels)
+        return {name: views[name] for name in order}, min(spent, self.passes - 1)
 
     def _deterministic_members(self, task: Task) -> Iterator[Member]:
         model, views = task.model.model, gradient_views(task.model.model)
@@ -383,6 +422,11 @@ def gradient_views(model: Model) -> dict[str, Model]:
     if change is None:
         return {"gradient": model}
     return {"exact gradient": change("exact"), "BPDA": change("bpda")}
+
+
+def _shortfall(logits: Tensor, labels: Tensor, targets: Tensor | None = None) -> Tensor:
+    """How far a draw is from being wrong; 0 if it is, however clearly."""
+    return MARGIN(logits, labels).neg().clamp(min=0)
 
 
 def own_classifier(task: Task) -> Model | None:

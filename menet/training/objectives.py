@@ -60,8 +60,8 @@ class Standard:
 ALONE, VOTE_SHARPNESS, VOTE_MARGIN = 0.2, 8.0, 0.3
 """Of experts: the weight of what each has to answer alone, and the two of `vote_loss`.
 
-More weight and more margin make larger radii and fewer right votes. Chosen for 49 and 64 cells, on training images
-that were held out.
+More weight and more margin make larger radii and fewer right votes. Chosen for 49 and 64 cells, on training
+images that were held out.
 """
 
 
@@ -70,8 +70,8 @@ def vote_loss(cells: Float[Tensor, "b cells classes"], labels: Int[Tensor, " b"]
 
     The lead over a class is the mean over the experts of tanh(difference of logits), a smooth pairwise vote, and
     the loss is the cross-entropy of the leads as logits, with a margin: a lead just above zero is a right vote
-    that a few pixels turn. Trained by their own cross-entropy alone, experts err on the same images; this one asks
-    for votes where they are missing.
+    that a few pixels turn. Trained by their own cross-entropy alone, experts err on the same images; this one
+    asks for votes where they are missing.
     """
     cells = cells.float()  # they may come from autocast
     own = cells.gather(2, labels[:, None, None].expand(-1, cells.shape[1], 1))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import menet.attacks.ensemble as suite_module
 import menet.evaluation.runner as runner_module
 from menet.attacks import PGD, LowFrequency, Margin, RandomSearch, Standard, ThreatModel, build
-from menet.attacks.ensemble import CLEAN, PASSES
+from menet.attacks.ensemble import CLEAN, PASSES, gradient_views
 from menet.attacks.losses import ExpectedLoss
 from menet.errors import ConfigurationError
 from menet.evaluation import EvaluationSettings, evaluate
@@ -189,6 +189,37 @@ def test_it_is_at_least_as_strong_as_pgd_and_says_what_it_spent(masked, some):
     assert "gradients mean" in repr(result)
 
 
+class Views(MaskedLinear):
+    """Gradients are right one way and zero, or noise, the other."""
+
+    def __init__(self, wrong: str, right: str, noisy: bool = False) -> None:
+        super().__init__()
+        self.view, self.wrong, self.right, self.noisy = right, wrong, right, noisy
+
+    def with_gradient(self, gradient: str) -> "Views":
+        other = Views(self.wrong, self.right, self.noisy)
+        other.view = gradient
+        return other
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.view == self.right:
+            return super().forward(images)
+        noise = torch.randn(images.shape, generator=self.generator) if self.noisy else torch.zeros_like(images)
+        return super().forward(images.detach() + (images - images.detach()) * noise)
+
+
+@pytest.mark.parametrize(("wrong", "right"), [("exact", "bpda"), ("bpda", "exact")])
+@pytest.mark.parametrize("noisy", [False, True])
+def test_passes_go_through_the_gradients_that_lead_somewhere(wrong: str, right: str, noisy: bool, monkeypatch):
+    attack = Standard(threat=ThreatModel("linf", 0.05), budget=200, gradients_only=True)
+    model = Views(wrong, right, noisy).eval()
+    assert reached(attack, model) > 0.9
+    # At so few passes only the first way gets any.
+    monkeypatch.setattr(Standard, "_strongest_first", lambda self, task: (gradient_views(task.model.model), 0))
+    blind = reached(attack, model)
+    assert blind > 0.9 if right == "exact" else blind < 0.5
+
+
 def test_without_gradients_the_suite_goes_on(masked, some):
     images, labels = some[0][:30], some[1][:30]
 
@@ -213,7 +244,7 @@ def test_a_deterministic_model_gets_autoattack(plain, some):
 
 def test_settings_are_checked_and_recorded():
     assert build("standard", epsilon=0.1, budget="quick").passes == PASSES["quick"]
-    assert Standard(budget=123).version == 2
+    assert Standard(budget=123).version == 3
     for budget in ("slow", 0, True):
         with pytest.raises(ConfigurationError, match="expected budget"):
             Standard(budget=budget)

@@ -22,7 +22,8 @@ def test_an_expert_depends_on_the_pixels_of_its_cell_alone(name, channels, side)
     images = torch.rand(4, channels, side, side, generator=random)
     before, layout = network.cell_logits(images), network.partitions
     cells = int(layout.max()) + 1
-    assert (len(layout), cells) == {"experts-3x64": (3, 64), "experts-3x25": (3, 25), "experts-lines": (2, 28)}[name]
+    sizes = {"experts-3x64": (3, 64), "experts-3x25": (3, 25), "experts-lines": (2, 28)}
+    assert (len(layout), cells) == sizes[name]
     assert before.shape == (4, len(layout) * cells, 10)
     for expert in range(0, len(layout) * cells, 7):
         own = layout[expert // cells] == expert % cells
@@ -85,7 +86,8 @@ def test_the_loss_of_a_vote_is_that_of_its_leads():
     # A lead of a tenth is a right vote, but less than what is asked for.
     narrow = torch.tensor([[[0.1, 0.0]]], requires_grad=True)
     vote_loss(narrow, torch.tensor([0])).backward()
-    assert narrow.grad is not None and bool(narrow.grad.abs().amax() > VOTE_SHARPNESS / 2)
+    assert narrow.grad is not None
+    assert float(narrow.grad.abs().amax()) > VOTE_SHARPNESS / 2
     # In eight bits, as under autocast, the leads of many experts would be lost.
     assert vote_loss(cells.bfloat16(), torch.tensor([0])).dtype == torch.float32
 
