@@ -23,7 +23,8 @@ from menet.evaluation.certify import (
     observation,
     partition_certificates,
 )
-from menet.evaluation.certify.partitions import _turned, leads, partition_radius, patch_side
+from menet.evaluation.certify.partitions import leads, partition_radius, patch_side
+from menet.evaluation.certify.sandwich import _turned
 from menet.evaluation.certify.votes import Bounds, count_votes, first_choices, pairwise_winner, rivals, tally
 from menet.evaluation.records import read, shards
 from menet.masks import lattices, partitions

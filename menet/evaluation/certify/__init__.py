@@ -5,7 +5,8 @@ with zeros first, and an ablation shows nothing else. Let an adversary perturb Ï
 shows none of them leads to the same prediction as before; what the others lead to is the adversary's choice.
 
 How votes decide is in `votes`, with the proof and the radii for random masks; those for partitions are in
-`partitions`. Here a dataset is certified into records, and records become certified accuracies.
+`partitions`, attacks on both in `sandwich`. Here a dataset is certified into records, and records become certified
+accuracies.
 """
 
 import os
@@ -26,7 +27,8 @@ from menet.distributed import Worker
 from menet.errors import ConfigurationError, RecordError
 from menet.evaluation import provenance
 from menet.evaluation.accuracy import CONFIDENCE, Accuracy, clopper_pearson
-from menet.evaluation.certify.partitions import PartitionVote, fewest_pixels, partition_certificates
+from menet.evaluation.certify.partitions import partition_certificates
+from menet.evaluation.certify.sandwich import PartitionVote, fewest_pixels
 from menet.evaluation.certify.votes import (
     LABEL,
     Certificates,
