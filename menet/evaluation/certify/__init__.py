@@ -5,8 +5,8 @@ with zeros first, and an ablation shows nothing else. Let an adversary perturb Ï
 shows none of them leads to the same prediction as before; what the others lead to is the adversary's choice.
 
 How votes decide is in `votes`, with the proof and the radii for random masks; those for partitions are in
-`partitions`, attacks on both in `sandwich`. Here a dataset is certified into records, and records become certified
-accuracies.
+`partitions`, attacks on both in `sandwich`. Here a dataset is certified into records, and records become
+certified accuracies.
 """
 
 import os
