@@ -25,7 +25,7 @@ TRAININGS = {
     "mnist/menet-pure-p20-40": "mnist --defense me-net --p 0.2 0.4",
     "mnist/menet-adversarial": "mnist --defense me-net --p 0.4 0.6 --objective adversarial",
     "mnist/menet-certified": "mnist --recipe certificate --model mlp --defense me-net --estimator mask-only "
-    "--encoding ablation --mask pixels --p 0.057 --epochs 40",
+    "--encoding ablation --mask pixels --p 0.057 --epochs 40 --learning-rate 0.002",
     "cifar10/vanilla": "cifar10",
     "cifar10/adversarial": "cifar10 --objective n-fgsm",
     "cifar10/menet-pure": "cifar10 --defense me-net --p 0.8 1.0",

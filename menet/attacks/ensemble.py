@@ -306,9 +306,11 @@ class Standard(Attack):
     def _strongest_first(self, task: Task) -> tuple[dict[str, Model], int]:
         """The ways for gradients to pass the model, the strongest first, and passes per example to find that out.
 
-        Exact gradients lead unless a short attack through another way comes closer to a wrong answer, by more
-        than three standard errors over the examples: gradients may be exact and useless, such as those of a
-        choice among neighbors, which are zero, or those of a long search, which are noise.
+        Exact gradients lead unless a short attack through another way comes more than twice as far towards a
+        wrong answer, by three standard errors over the examples: gradients may be exact and useless, such as
+        those of a choice among neighbors, which are zero, or those of a long search, which are noise. How far is
+        counted from a step in a random direction. Where both lead somewhere, exact gradients do better the longer
+        an attack is.
         """
         views = gradient_views(task.model.model)
         if len(views) == 1:
@@ -316,7 +318,11 @@ class Standard(Attack):
         steps, few = min(TRIAL_STEPS, max(1, self.passes // 20)), slice(0, TRIAL_EXAMPLES)
         images, labels = task.images[few], task.labels[few]
         attack = PGD(threat=self.threat, steps=steps, eot=1, max_batch=self.max_batch)
-        short: dict[str, Tensor] = {}
+        shortfall = ExpectedLoss(task.model, _shortfall, labels, draws=self.draws, max_batch=self.max_batch)
+        noise = torch.randn(images.shape, dtype=images.dtype, generator=task.generator).to(images.device)
+        anywhere = images + self.threat.reach(images) * self.threat.direction(noise)
+        start = shortfall.value(self.threat.project(anywhere, images)).double()
+        progress: dict[str, Tensor] = {}
         for name, view in views.items():
             found = images
             try:
@@ -326,18 +332,16 @@ class Standard(Attack):
             else:
                 task.model.count(result, few)
                 found = result.images
-            still = ExpectedLoss(task.model, _shortfall, labels, draws=self.draws, max_batch=self.max_batch)
-            short[name] = still.value(found)
+            progress[name] = start - shortfall.value(found).double()
         first = next(iter(views))
 
         def ahead(name: str) -> float:
-            """By how many standard errors a view is ahead of the first."""
-            difference = (short[first] - short[name]).double()
+            """By how many standard errors a way comes more than twice as far as the first."""
+            difference = progress[name] - 2 * progress[first].clamp(min=0)
             error = float(difference.std(correction=0)) / max(1, len(difference) - 1) ** 0.5
             return float(difference.mean()) / max(error, 1e-12)
 
-        best = max(views, key=ahead)
-        order = [best, *(name for name in views if name != best)] if ahead(best) > 3 else list(views)
+        order = sorted(views, key=lambda name: name == first or ahead(name) <= 3)
         spent = steps * len(views) * len(labels) // len(task.labels)
         return {name: views[name] for name in order}, min(spent, self.passes - 1)
 

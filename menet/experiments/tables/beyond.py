@@ -25,7 +25,7 @@ RADII = (0, 1, 2, 4, 8, 12)
 """Perturbed pixels (L0) that are certified against."""
 EXPERTS = ("experts-3x64", "experts-1x64", "experts-1x49", "experts-1x25")
 """One network for each cell of so many lattices; the first is certified by either decision."""
-EXPERT_EPOCHS = 40
+EXPERT_EPOCHS, MASKED_RATE = 40, 2e-3
 ENCODINGS: dict[str, dict[str, str]] = {
     "ablation": {"encoding": "ablation"},
     "zeros": {},
@@ -84,7 +84,8 @@ def certificate() -> Table:
                 defense = me_net(p=0.057, mask="pixels", **chosen)
                 masked[f"{name} {format_schedule(0.057)}, perceptron"] = ("mlp", defense)
         for name, (body, defense) in masked.items():
-            rows.append((f"{name}, pairwise", replace(recipe, model=body, defense=defense), "pairwise"))
+            config = replace(recipe, model=body, defense=defense, learning_rate=MASKED_RATE)
+            rows.append((f"{name}, pairwise", config, "pairwise"))
         for name, config, decision in rows:
             settings = CertificateSettings(selection=100, estimation=10_000, decision=decision)
             job = Certify(model=Train(config=config), settings=settings)
