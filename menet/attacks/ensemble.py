@@ -277,7 +277,7 @@ class Standard(Attack):
         )
 
     def _members(self, task: Task) -> Iterator[Member]:
-        views, spent = self._strongest_first(task)
+        views, spent = self._ordered_views(task)
         common: dict[str, Any] = {"threat": self.threat, "max_batch": self.max_batch}
         (name, model), *others = views.items()
         passes_of = _divided(self.passes - spent, others=len(others))
@@ -303,8 +303,8 @@ class Standard(Attack):
             yield Member("transfer from its classifier", APGD(steps=50, loss=MARGIN, **common), surrogate, False)
         yield self._from_scores(task.model.model, self.passes // self.draws)
 
-    def _strongest_first(self, task: Task) -> tuple[dict[str, Model], int]:
-        """The ways for gradients to pass the model, the strongest first, and passes per example to find that out.
+    def _ordered_views(self, task: Task) -> tuple[dict[str, Model], int]:
+        """The ways for gradients to pass the model, that to lead first, and the passes per example it took to tell.
 
         Exact gradients lead unless a short attack through another way comes more than twice as far towards a
         wrong answer, by three standard errors over the examples: gradients may be exact and useless, such as

@@ -215,7 +215,7 @@ def test_passes_go_through_the_gradients_that_lead_somewhere(wrong: str, right: 
     model = Views(wrong, right, noisy).eval()
     assert reached(attack, model) > 0.9
     # At so few passes only the first way gets any.
-    monkeypatch.setattr(Standard, "_strongest_first", lambda self, task: (gradient_views(task.model.model), 0))
+    monkeypatch.setattr(Standard, "_ordered_views", lambda self, task: (gradient_views(task.model.model), 0))
     blind = reached(attack, model)
     assert blind > 0.9 if right == "exact" else blind < 0.5
 
