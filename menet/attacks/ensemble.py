@@ -304,7 +304,7 @@ class Standard(Attack):
         yield self._from_scores(task.model.model, self.passes // self.draws)
 
     def _ordered_views(self, task: Task) -> tuple[dict[str, Model], int]:
-        """The ways for gradients to pass the model, that to lead first, and the passes per example it took to tell.
+        """The ways for gradients to pass the model, the leading one first, and the passes it took to tell.
 
         Exact gradients lead unless a short attack through another way comes more than twice as far towards a
         wrong answer, by three standard errors over the examples: gradients may be exact and useless, such as
