@@ -319,8 +319,9 @@ class Standard(Attack):
         images, labels = task.images[few], task.labels[few]
         attack = PGD(threat=self.threat, steps=steps, eot=1, max_batch=self.max_batch)
         shortfall = ExpectedLoss(task.model, _shortfall, labels, draws=self.draws, max_batch=self.max_batch)
-        noise = torch.randn(images.shape, dtype=images.dtype, generator=task.generator).to(images.device)
-        anywhere = images + self.threat.reach(images) * self.threat.direction(noise)
+        random = task.generator
+        noise = torch.randn(images.shape, dtype=images.dtype, device=random.device, generator=random)
+        anywhere = images + self.threat.reach(images) * self.threat.direction(noise.to(images.device))
         start = shortfall.value(self.threat.project(anywhere, images)).double()
         progress: dict[str, Tensor] = {}
         for name, view in views.items():

@@ -192,12 +192,12 @@ def test_it_is_at_least_as_strong_as_pgd_and_says_what_it_spent(masked, some):
 class Views(MaskedLinear):
     """Gradients are right one way and zero, or noise, the other."""
 
-    def __init__(self, wrong: str, right: str, noisy: bool = False) -> None:
+    def __init__(self, right: str, noisy: bool) -> None:
         super().__init__()
-        self.view, self.wrong, self.right, self.noisy = right, wrong, right, noisy
+        self.view, self.right, self.noisy = right, right, noisy
 
     def with_gradient(self, gradient: str) -> "Views":
-        other = Views(self.wrong, self.right, self.noisy)
+        other = Views(self.right, self.noisy)
         other.view = gradient
         return other
 
@@ -208,11 +208,11 @@ class Views(MaskedLinear):
         return super().forward(images.detach() + (images - images.detach()) * noise)
 
 
-@pytest.mark.parametrize(("wrong", "right"), [("exact", "bpda"), ("bpda", "exact")])
+@pytest.mark.parametrize("right", ["bpda", "exact"])
 @pytest.mark.parametrize("noisy", [False, True])
-def test_passes_go_through_the_gradients_that_lead_somewhere(wrong: str, right: str, noisy: bool, monkeypatch):
+def test_passes_go_through_the_gradients_that_lead_somewhere(right: str, noisy: bool, monkeypatch):
     attack = Standard(threat=ThreatModel("linf", 0.05), budget=200, gradients_only=True)
-    model = Views(wrong, right, noisy).eval()
+    model = Views(right, noisy).eval()
     assert reached(attack, model) > 0.9
     # At so few passes only the first way gets any.
     monkeypatch.setattr(Standard, "_ordered_views", lambda self, task: (gradient_views(task.model.model), 0))

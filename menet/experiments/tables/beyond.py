@@ -26,6 +26,7 @@ RADII = (0, 1, 2, 4, 8, 12)
 EXPERTS = ("experts-3x64", "experts-1x64", "experts-1x49", "experts-1x25")
 """One network for each cell of so many lattices; the first is certified by either decision."""
 EXPERT_EPOCHS, MASKED_RATE = 40, 2e-3
+"""The recipe's learning rate suits experts; networks behind masks take a smaller one, and half of the epochs."""
 ENCODINGS: dict[str, dict[str, str]] = {
     "ablation": {"encoding": "ablation"},
     "zeros": {},
