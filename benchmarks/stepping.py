@@ -25,6 +25,8 @@ SCHEDULES: dict[str, Schedule] = {
     "linear": lambda done: 1 - done,
     "cosine": lambda done: (1 + math.cos(math.pi * done)) / 2,
 }
+SPLITS = (1, 2, 5, 10, 20)
+"""Draws of each gradient, at the same number of gradients."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,8 @@ class Probability:
 class Variant(PGD):
     """PGD by `MomentumStep` with its parts exchanged."""
 
-    momentum: float = MomentumStep.MOMENTUM
+    momentum: float | None = None
+    """That of `MomentumStep` if None."""
     first: float = 0.5
     """First step size, in units of epsilon."""
     schedule: str = "cosine"
@@ -53,13 +56,15 @@ class _Rule(StepRule):
     def __init__(self, settings: Variant, task: Task) -> None:
         self.settings, self.origin = settings, task.images
         self.accumulated, self.taken = torch.zeros_like(task.images), 0
+        published = MomentumStep(settings.threat, task.images, settings.steps or 1, settings.eot or 1)
+        self.momentum = published.momentum if settings.momentum is None else settings.momentum
 
     def step(self, images: Tensor, gradient: Tensor, losses: Tensor) -> Tensor:
         settings = self.settings
         gradient = gradient / gradient.abs().mean((1, 2, 3), keepdim=True).clamp_min(1e-30)
-        self.accumulated = settings.momentum * self.accumulated + gradient
+        self.accumulated = self.momentum * self.accumulated + gradient
         size = settings.first * settings.threat.epsilon
-        size *= SCHEDULES[settings.schedule](self.taken / settings.steps)
+        size *= SCHEDULES[settings.schedule](self.taken / (settings.steps or 1))
         self.taken += 1
         moved = images + size * settings.threat.direction(self.accumulated)
         return settings.threat.project(moved, self.origin)
@@ -69,12 +74,13 @@ class _Rule(StepRule):
 
 
 def attacks(threat: ThreatModel, steps: int, draws: int) -> Iterator[tuple[str, PGD]]:
-    """The lines of the table, the default of `pgd` first."""
+    """The lines of the table, `pgd` with that many steps and draws first, the others with one part exchanged."""
     common: dict[str, Any] = {"threat": threat, "steps": steps, "eot": draws}
     constant = 2.5 * threat.epsilon / steps
-    yield "`pgd`: momentum 0.75, cosine from ε/2, last iterate", PGD(**common)
+    yield "`pgd`: momentum over 40 draws, cosine from ε/2, last iterate", PGD(**common)
     yield "… highest loss instead of the last iterate", Variant(**common, keep_best=True)
     yield "… no momentum", Variant(**common, momentum=0.0)
+    yield "… momentum 0.75", Variant(**common, momentum=0.75)
     yield "… momentum 0.9", Variant(**common, momentum=0.9)
     yield "… linear schedule", Variant(**common, schedule="linear")
     yield "… constant schedule", Variant(**common, schedule="constant")
@@ -82,14 +88,10 @@ def attacks(threat: ThreatModel, steps: int, draws: int) -> Iterator[tuple[str, 
     yield "… from ε", Variant(**common, first=1.0)
     yield "… margin loss", Variant(**common, loss=Margin())
     yield "… probability loss", Variant(**common, loss=Probability())
-    for factor in (0.5, 0.2, 0.1, 2, 4):
-        other = max(1, round(draws * factor))
-        split: dict[str, Any] = {"threat": threat, "steps": steps * draws // other, "eot": other}
-        name = f"… {split['steps']} steps × {other} draws"
-        yield name, Variant(**split)
-        # As many draws behind each direction as by default: a gradient counts for 1 / (1 - momentum) steps.
-        window = 1 - (1 - MomentumStep.MOMENTUM) * factor
-        yield f"{name}, momentum {window:g}", Variant(**split, momentum=max(0.0, window))
+    for other in SPLITS:
+        if other != draws:
+            split: dict[str, Any] = {"threat": threat, "steps": steps * draws // other, "eot": other}
+            yield f"… {split['steps']} steps × {other} draw{'s' * (other > 1)}", PGD(**split)
     yield "constant steps of 2.5 ε/steps, highest loss", PGD(**common, step_size=constant, keep="best")
     yield "constant steps of 2.5 ε/steps, last iterate", PGD(**common, step_size=constant, keep="last")
     yield "APGD as published", APGD(**common, threshold=0.75, keep="best")
@@ -98,8 +100,8 @@ def attacks(threat: ThreatModel, steps: int, draws: int) -> Iterator[tuple[str, 
 def main() -> None:
     """Attack each model in every way, and print a line for each."""
     parser = arguments(__doc__)
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--draws", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--draws", type=int, default=1)
     parser.add_argument("--gradient", default="exact", choices=("exact", "bpda"))
     options = parser.parse_args([] if __name__ != "__main__" else None)
     settings = {name: getattr(options, name) for name in ("steps", "draws", "gradient")}

@@ -3,16 +3,17 @@
 Robust accuracy is the mean over 20 fresh draws, the same for every line, with a 95 % interval over the examples;
 beside it the difference to the suite, paired by example. Passes are forward and backward ones per example, as
 counted. Models are run folders, or networks of `menet models list`, with a defense put in front if one is given.
-With `--rows`, each line is kept with its examples, and a line that is there is not measured again.
+With `--rows`, each line is kept with its examples, and a line that is there is not measured again. `--fill FILE`
+measures nothing, but writes the tables of these rows into a Markdown file, between its markers.
 """
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,9 +28,14 @@ from menet.attacks.ensemble import gradient_views
 from menet.attacks.external import NORMS, bridged
 from menet.errors import require
 from menet.preprocessed import Preprocessed, rebuild
+from menet.report.narrative import budget
 
 Line = tuple[str, Attack, Callable[[Tensor], Tensor]]
-SUITE = "menet standard"
+SUITE = f"menet standard, version {Standard().version}"
+LEADING = (SUITE, "`pgd`")
+"""The attacks that others are compared with, here and in `benchmarks.stepping`."""
+GRID_DRAWS, GRID_SIZES = (1, 5, 10), (4, 8, 16)
+"""Draws and step sizes (ε over these) of Gao et al. 2022, at ε = 8/255 their 2, 1 and 0.5 of 255."""
 BATCH = 100
 SCORING_DRAWS = 20
 
@@ -70,12 +76,12 @@ def lines(model: Callable[[Tensor], Tensor], threat: ThreatModel, passes: int) -
     many = max(1, passes // 20)
     few = PGD(threat=threat, steps=20, step_size=threat.epsilon / 4, eot=many, loss=Margin(), keep="last")
     yield f"margin, 20 steps × {many} draws", few, exact
-    for draws, size in ((5, 2.5), (20, 2.5), (1, None)):
-        steps = passes // draws
-        length = size * threat.epsilon / steps if size else threat.epsilon / 8
-        constant = PGD(threat=threat, steps=steps, step_size=length, eot=draws, keep="last")
-        name = f"exact, {steps} steps × {draws} draw{'s' * (draws > 1)} of {'2.5 ε/steps' if size else 'ε/8'}"
-        yield name, constant, exact
+    sizes = {f"ε/{divisor}": threat.epsilon / divisor for divisor in GRID_SIZES}
+    grid = [(draws, name, size) for draws in GRID_DRAWS for name, size in sizes.items()]
+    grid += [(draws, "2.5 ε/steps", 2.5 * threat.epsilon * draws / passes) for draws in (5, 20)]
+    for draws, name, size in grid:
+        constant = PGD(threat=threat, steps=passes // draws, step_size=size, eot=draws, keep="last")
+        yield f"exact, {passes // draws} steps × {draws} draw{'s' * (draws > 1)} of {name}", constant, exact
     yield "AutoAttack rand, as published", PublishedRand(threat=threat, steps=passes // 40, draws=20), exact
     plain = PGD(threat=threat, steps=passes, step_size=paper_step, eot=1, keep="last")
     yield f"the paper's BPDA-{passes}", plain, bpda
@@ -90,7 +96,9 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("models", nargs="*", default=["mnist-menet-adversarial"], help="run folders or names")
     parser.add_argument("--defense", help="a defense to put in front, as JSON with its name and settings")
     parser.add_argument("--data", default="mnist", help="dataset")
-    parser.add_argument("--epsilon", type=float, default=0.3, help="budget ε, linf")
+    parser.add_argument(
+        "--epsilon", type=lambda text: float(Fraction(text)), default=0.3, help="budget ε, linf, such as 8/255"
+    )
     parser.add_argument("--images", type=int, default=200, help="number of test images")
     parser.add_argument("--only", nargs="*", default=[""], help="only the lines that contain one of these texts")
     parser.add_argument("--bfloat16", action="store_true", help="attack in bfloat16; scored in float32")
@@ -102,10 +110,11 @@ def main() -> None:
     """Evaluate each model in every way, and print a line for each."""
     parser = arguments(__doc__)
     parser.add_argument("--passes", type=int, default=400, help="gradient passes per example")
-    parser.add_argument("--table", action="store_true", help="print the table of the rows in Markdown, only")
+    parser.add_argument("--fill", nargs="*", type=Path, help="write the rows' tables into these files, only")
     options = parser.parse_args([] if __name__ != "__main__" else None)
-    if options.table:
-        sys.stdout.writelines(markdown(read(options.rows)))
+    if options.fill:
+        for file in options.fill:
+            file.write_text(filled(file.read_text(), read(options.rows)))
         return
     threat = ThreatModel("linf", options.epsilon)
     for name in options.models:
@@ -226,21 +235,41 @@ def read(path: Path | None) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def filled(text: str, rows: Sequence[dict[str, Any]]) -> str:
+    """A document with the tables of `rows` between markers, such as <!-- strength --> and <!-- /strength -->."""
+    for name, part in (("strength", "passes"), ("stepping", "steps")):
+        begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+        before, found, rest = text.partition(begin)
+        if found:
+            tables = "".join(markdown(row for row in rows if part in row))
+            text = f"{before}{begin}\n{tables}{end}{rest.partition(end)[2]}"
+    return text
+
+
 def markdown(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
-    """The rows as one table for each model and number of passes."""
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    """A table for each number of gradients, attacks by models: accuracy, then differences to the first attack."""
+    tables: dict[tuple[int, int], dict[str, dict[str, dict[str, Any]]]] = {}
     for row in rows:
-        key = (row["model"], row["defense"], row["data"], row["epsilon"], row["images"], row.get("passes"))
-        groups.setdefault(key, []).append(row)
-    for (model, defense, name, epsilon, images, passes), lines_of in groups.items():
-        before = f" behind `{defense}`" if defense else ""
-        yield f"\n`{model}`{before}: {images} images of {name}, ε {epsilon:g}, {passes} gradient passes\n\n"
-        yield "| evaluation | robust accuracy, % | more than the first | forward + backward |\n"
-        yield "|---|---|---|---|\n"
-        for row in lines_of:
-            beside = difference(row, lines_of[0]) if row is not lines_of[0] else ""
-            cost = f"{row['forward']:,} + {row['backward']:,}"
-            yield f"| {row['attack'].strip()} | {interval(row['correct'])} | {beside} | {cost} |\n"
+        before = f"{json.loads(row['defense'])['name']} + " if row["defense"] else ""
+        column = f"{before}{row['model']}, ε {budget(row['epsilon'])}"
+        key = (row.get("passes") or row["steps"] * row["draws"], row["images"])
+        tables.setdefault(key, {}).setdefault(column, {})[row["attack"]] = row
+    for (gradients, images), columns in sorted(tables.items()):
+        yield f"\n**{gradients:,} gradients, {images} images**\n\n"
+        yield f"| | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}\n"
+        attacks = dict.fromkeys(attack for found in columns.values() for attack in found)
+        for attack in sorted(attacks, key=lambda name: not name.startswith(LEADING)):
+            yield f"| {attack} | {' | '.join(_cell(found, attack) for found in columns.values())} |\n"
+    yield "\n"
+
+
+def _cell(found: dict[str, dict[str, Any]], attack: str) -> str:
+    if attack not in found:
+        return ""
+    if attack.startswith(LEADING):
+        return interval(found[attack]["correct"]).strip()
+    leading = [row for name, row in found.items() if name.startswith(LEADING)]
+    return difference(found[attack], leading[0]).strip() if leading else ""
 
 
 if __name__ == "__main__":
