@@ -11,7 +11,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -27,7 +27,7 @@ from menet.attacks import PGD, Attack, AttackResult, Margin, Standard, Task, Thr
 from menet.attacks.ensemble import gradient_views
 from menet.attacks.external import NORMS, bridged
 from menet.errors import require
-from menet.preprocessed import Preprocessed, rebuild
+from menet.preprocessed import Preprocessed, in_bfloat16, rebuild
 from menet.report.narrative import budget
 
 Line = tuple[str, Attack, Callable[[Tensor], Tensor]]
@@ -158,21 +158,6 @@ def compare(
     return rows
 
 
-@contextmanager
-def bfloat16(model: Preprocessed) -> Iterator[None]:
-    """The network computes in bfloat16 and answers in float32; preprocessing stays in float32."""
-    hooks = [
-        module.register_forward_hook(lambda module, given, logits: logits.float())
-        for module in (model, model.classifier)
-    ]
-    try:
-        with torch.autocast("cpu", torch.bfloat16):
-            yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
 def attacked(
     attack: Attack,
     view: Callable[[Tensor], Tensor],
@@ -184,7 +169,7 @@ def attacked(
     """What an attack found through `view`, and what it took."""
     model.reseed(1)
     began, generator = time.process_time(), torch.Generator().manual_seed(0)
-    with bfloat16(model) if fast else nullcontext():
+    with in_bfloat16(model) if fast else nullcontext():
         parts = [
             attack(view, images[start : start + BATCH], labels[start : start + BATCH], generator=generator)
             for start in range(0, len(images), BATCH)

@@ -6,7 +6,7 @@ import inspect
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
@@ -306,6 +306,24 @@ def evaluation_mode(*models: Any) -> Iterator[None]:
             module.training = training
         for kernel in kernels:
             kernel.data = kernel.data.contiguous()
+
+
+@contextmanager
+def in_bfloat16(*models: Any) -> Iterator[None]:
+    """Meanwhile the networks of models compute in bfloat16 and return float32; preprocessing stays as it is.
+
+    On a processor with instructions for it, twice as fast; on others slower.
+    """
+    modules = [model for model in models if isinstance(model, nn.Module)]
+    modules += [model.classifier for model in modules if isinstance(model, Preprocessed)]
+    devices = {weight.device.type for module in modules for weight in module.parameters()}
+    with ExitStack() as stack:
+        for module in modules:
+            hook = module.register_forward_hook(lambda module, given, logits: logits.float())
+            stack.callback(hook.remove)
+        for kind in devices or {"cpu"}:
+            stack.enter_context(torch.autocast(kind, torch.bfloat16))
+        yield
 
 
 def require_numbers(logits: Float[Tensor, "draws b classes"]) -> Float[Tensor, "draws b classes"]:

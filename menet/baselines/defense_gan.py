@@ -31,6 +31,9 @@ REACH = 1.0
 """The longest step of L-BFGS: what it knows of the curvature holds nearby."""
 SHORTER, DECREASE = 0.3, 1e-4
 """After a step that did not decrease the loss by this fraction of what the slope promised, a shorter one."""
+UNROLLED = 5
+"""Steps that exact gradients pass by default. Those through the whole search are noise; through its last steps
+they lead further than BPDA (docs/baselines/defense-gan.md)."""
 MAX_BATCH = 2048
 """Latent vectors in one pass through the generator."""
 
@@ -194,7 +197,7 @@ class DefenseGAN(Preprocessed):
     and 200,000. Its weights are part of `state_dict`, and frozen while the classifier is trained.
 
     `gradient="exact"` differentiates the last `unrolled` steps from the best start (all if None), with memory
-    proportional to them; `bpda` uses the identity.
+    proportional to them: few lead an attack further than all. `bpda` uses the identity.
     """
 
     name: ClassVar[str] = "defense-gan"
@@ -206,7 +209,7 @@ class DefenseGAN(Preprocessed):
         steps: int = 40,
         starts: int = 4,
         method: Method = "l-bfgs",
-        unrolled: int | None = None,
+        unrolled: int | None = UNROLLED,
         channels: int = 3,
         height: int = 32,
         width: int = 32,

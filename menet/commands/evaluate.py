@@ -90,6 +90,10 @@ class Evaluate:
     loss_history: bool = False
     """Keep the loss of each example at every step of the attack."""
 
+    bfloat16: bool = False
+    """Attack a random model with its network in bfloat16: half the time on a processor with such instructions.
+    Scores are float32 all the same, and results say how they were attacked."""
+
     device: Device = "auto"
 
     out: Path | None = None
@@ -131,6 +135,7 @@ class Evaluate:
             max_batch=self.max_batch,
             snapshots=self.snapshots,
             loss_history=self.loss_history,
+            bfloat16=self.bfloat16,
         )
         folder = self.out or default_folder(self.run, "evaluation")
         worker = Worker.from_environment()

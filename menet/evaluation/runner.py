@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -21,7 +22,7 @@ from menet.evaluation import provenance
 from menet.evaluation.attack_spec import AttackRun
 from menet.evaluation.records import Records, Row, Shard, batch_size_of, read, shards
 from menet.evaluation.snapshots import snapshot
-from menet.preprocessed import evaluation_mode, require_numbers
+from menet.preprocessed import evaluation_mode, in_bfloat16, require_numbers
 from menet.progress import reporting
 from menet.seeding import batch_seed, derive, reseed
 
@@ -58,6 +59,9 @@ class EvaluationSettings:
     """Keep the images of the first examples, this many, in their rows."""
     loss_history: bool = False
     """Keep each example's loss at every step of the attack."""
+    bfloat16: bool = False
+    """Attack a random model with its network in bfloat16, whose rounding is far below the noise of its draws.
+    Scores are never rounded."""
 
     def __post_init__(self) -> None:
         require_positive(self, "batch_size", "draws", "restart_draws", "max_batch")
@@ -107,7 +111,10 @@ def evaluate(
             if isinstance(one, nn.Module):
                 one.to(device)
         sample = dataset.batch(slice(0, 8))[0].to(device)
-        draws = 1 if is_deterministic(model, sample) else settings.draws
+        deterministic = is_deterministic(model, sample)
+        if deterministic and settings.bfloat16:
+            raise ConfigurationError("expected a random model with bfloat16, got a deterministic one")
+        draws = 1 if deterministic else settings.draws
         for view, _ in (views or {}).values():
             view.to(device).eval()
         work = _Evaluation(model, dataset, settings, examples, batch_size, draws, device, {}, views or {})
@@ -167,6 +174,7 @@ class _Evaluation:
             "seed": settings.seed,
             "snapshots": settings.snapshots,
             "loss_history": settings.loss_history,
+            **({"bfloat16": True} if settings.bfloat16 else {}),
         }
 
     def rows(self, run: AttackRun, first: int, wanted: Sequence[int]) -> list[Row]:
@@ -211,7 +219,11 @@ class _Evaluation:
         # Two streams: with one, a random start would follow the masks that the model is about to draw.
         reseed(run.model, derive(seed, 0))
         generator = torch.Generator().manual_seed(derive(seed, 1))
-        return run.attack(run.model, images, labels, generator=generator, loss_history=self.settings.loss_history)
+        precision = in_bfloat16(run.model, run.source) if self.settings.bfloat16 else nullcontext()
+        with precision:
+            return run.attack(
+                run.model, images, labels, generator=generator, loss_history=self.settings.loss_history
+            )
 
     def _score(self, images: Tensor, labels: Tensor, seed: int) -> list[dict[str, Any]]:
         reseed(self.model, seed)

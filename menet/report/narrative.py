@@ -290,9 +290,10 @@ def attack_words(records: Records) -> str:
     elif settings is not attack:
         outer = str(attack.get("kind", ""))
         name = f"{ATTACK_NAMES.get(outer, outer)} {name}"
+    precision = ", in bfloat16" if evaluation.get("bfloat16") else ""
     if kind == "Standard":
         # The suite takes every kind of gradient, whatever the model's own is.
-        return f"{name} {settings.get('version', 1)}, budget {settings.get('budget')}"
+        return f"{name} {settings.get('version', 1)}, budget {settings.get('budget')}{precision}"
     if not is_transfer(records) and evaluation.get("gradient"):
         name = f"{name}, {'BPDA' if evaluation['gradient'] == 'bpda' else 'exact gradient'}"
     parts = [name]
@@ -304,7 +305,7 @@ def attack_words(records: Records) -> str:
         parts.append(counted(settings["restarts"], "restart"))
     if (settings.get("eot") or 1) > 1:
         parts.append(f"EOT over {settings['eot']} draws")
-    return ", ".join(parts)
+    return ", ".join(parts) + precision
 
 
 def _source_words(records: Records) -> str:

@@ -21,6 +21,7 @@ from menet.estimators import NuclearNorm
 from menet.evaluation import AttackRun, EvaluationSettings, Worker, accuracy, evaluate, jsonl, parse_attack, score
 from menet.evaluation.records import read, shard_path, shards
 from menet.evaluation.snapshots import pack, unpack
+from menet.report.narrative import attack_words
 
 SMALL = EvaluationSettings(stop=24, batch_size=8, draws=6, seed=3)
 
@@ -78,6 +79,33 @@ def test_scoring_draws_are_fresh(whole, defended, digits):
     for one, other in ((0, 1), (0, 2), (1, 2)):
         # Independent masks of p = 0.5 agree on about half of their 3,136 entries.
         assert 0.45 < (masks[one] == masks[other]).float().mean() < 0.55
+
+
+def test_attacks_in_bfloat16_are_scored_in_float32(defended, digits, tmp_path):
+    seen = []
+    hook = defended.classifier.register_forward_hook(
+        lambda module, given, logits: seen.append((torch.is_autocast_enabled("cpu"), logits.dtype)), prepend=True
+    )
+    settings = replace(SMALL, stop=8)
+    rounded, exact = (
+        evaluate(defended, digits, pgd(defended), tmp_path / name, replace(settings, bfloat16=chosen))["pgd"]
+        for name, chosen in (("rounded", True), ("exact", False))
+    )
+    hook.remove()
+    assert (True, torch.bfloat16) in seen
+    assert {dtype for rounding, dtype in seen if not rounding} == {torch.float32}
+    assert [row["clean"] for row in rounded.rows] == [row["clean"] for row in exact.rows]
+    assert rounded.evaluation["bfloat16"] is True
+    assert "bfloat16" not in exact.evaluation
+    assert attack_words(rounded) == attack_words(exact) + ", in bfloat16"
+    assert len(defended.classifier._forward_hooks) == 0
+
+
+def test_a_deterministic_model_is_not_attacked_in_bfloat16(digits, tmp_path):
+    """Its attacks compare losses that differ by less than bfloat16 can tell apart."""
+    plain = network()
+    with pytest.raises(ConfigurationError, match="expected a random model with bfloat16"):
+        evaluate(plain, digits, pgd(plain), tmp_path, replace(SMALL, stop=8, bfloat16=True))
 
 
 def test_seeds_of_purposes_attacks_and_places_do_not_meet():
