@@ -24,8 +24,8 @@ from torch import Tensor
 import menet
 from menet import data
 from menet.attacks import PGD, Attack, AttackResult, Margin, Standard, Task, ThreatModel
-from menet.attacks.ensemble import gradient_views
 from menet.attacks.external import NORMS, bridged
+from menet.attacks.standard import gradient_views
 from menet.errors import require
 from menet.preprocessed import Preprocessed, in_bfloat16, rebuild
 from menet.report.narrative import budget

@@ -15,11 +15,12 @@ from menet.attacks import losses
 from menet.attacks.adaptive import ApproximateInput, ClassifierOnly, LowFrequency, OnManifold, ProjectedBPDA
 from menet.attacks.ascent import LossOracle, StepRule
 from menet.attacks.base import Attack, AttackResult, GradientWarning, Task, is_deterministic
-from menet.attacks.ensemble import AutoAttackRand, MultiTargeted, Standard, Transfer, WorstCase
+from menet.attacks.ensemble import AutoAttackRand, MultiTargeted, Transfer, WorstCase
 from menet.attacks.external import CWL2, AutoAttack, Boundary, HopSkipJump
 from menet.attacks.losses import DLR, CrossEntropy, Margin
 from menet.attacks.pgd import APGD, CW, FGSM, PGD
 from menet.attacks.score_based import SPSA, RandomSearch, Square
+from menet.attacks.standard import Standard
 from menet.attacks.threat import CIFAR10, ThreatModel
 from menet.errors import ConfigurationError
 

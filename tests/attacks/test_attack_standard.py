@@ -8,11 +8,11 @@ import torch
 from attack_models import LINF, RandomMasks, accuracy
 from torch import Tensor, nn
 
-import menet.attacks.ensemble as suite_module
+import menet.attacks.standard as suite_module
 import menet.evaluation.runner as runner_module
 from menet.attacks import PGD, LowFrequency, Margin, RandomSearch, Standard, ThreatModel, build
-from menet.attacks.ensemble import CLEAN, PASSES, gradient_views
 from menet.attacks.losses import ExpectedLoss
+from menet.attacks.standard import CLEAN, PASSES, gradient_views
 from menet.errors import ConfigurationError
 from menet.evaluation import EvaluationSettings, evaluate
 from menet.evaluation.attack_spec import AttackRun
