@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import menet
+from benchmarks.strength import filled, read
 from menet import data
 from menet.errors import DataError
 from menet.evaluation import EvaluationSettings, evaluate, parse_attack, read_results
@@ -40,6 +41,14 @@ def test_documents_have_the_table_of_the_results(name, tmp_path):
     copy = tmp_path / "copy.md"
     copy.write_text(before, encoding="utf-8")
     assert fill_results(copy, RESULTS).read_text(encoding="utf-8") == before
+
+
+@pytest.mark.parametrize("name", ["docs/standard.md", "docs/attacks.md"])
+def test_documents_have_the_tables_of_the_benchmarks(name):
+    rows = read(RESULTS / "strength.jsonl")
+    text = (RESULTS.parent / name).read_text(encoding="utf-8")
+    assert filled(text, rows) == text
+    assert filled(text, rows[:1]) != text
 
 
 def test_results_and_networks_are_small():
