@@ -32,8 +32,8 @@ from menet.report.narrative import budget
 
 Line = tuple[str, Attack, Callable[[Tensor], Tensor]]
 SUITE = f"menet standard, version {Standard().version}"
-LEADING = (SUITE, "`pgd`")
-"""The attacks that others are compared with, here and in `benchmarks.stepping`."""
+LEADING = "`pgd`"
+"""The attack that others are compared with in `benchmarks.stepping` and `benchmarks.sparse`; here the suite."""
 GRID_DRAWS, GRID_SIZES = (1, 5, 10), (4, 8, 16)
 """Draws and step sizes (ε over these) of Gao et al. 2022, at ε = 8/255 their 2, 1 and 0.5 of 255."""
 BATCH = 100
@@ -222,7 +222,7 @@ def read(path: Path | None) -> list[dict[str, Any]]:
 
 def filled(text: str, rows: Sequence[dict[str, Any]]) -> str:
     """A document with the tables of `rows` between markers, such as <!-- strength --> and <!-- /strength -->."""
-    for name, part in (("strength", "passes"), ("stepping", "steps")):
+    for name, part in (("strength", "passes"), ("stepping", "steps"), ("sparse", "sparse")):
         begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
         before, found, rest = text.partition(begin)
         if found:
@@ -236,25 +236,30 @@ def markdown(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
     tables: dict[tuple[int, int], dict[str, dict[str, dict[str, Any]]]] = {}
     for row in rows:
         before = f"{json.loads(row['defense'])['name']} + " if row["defense"] else ""
-        column = f"{before}{row['model']}, ε {budget(row['epsilon'])}"
-        key = (row.get("passes") or row["steps"] * row["draws"], row["images"])
+        size = f"{row['epsilon']} pixels" if "sparse" in row else f"ε {budget(row['epsilon'])}"
+        column = f"{before}{row['model']}, {size}"
+        key = (row.get("passes") or row.get("sparse") or row["steps"] * row["draws"], row["images"])
         tables.setdefault(key, {}).setdefault(column, {})[row["attack"]] = row
     for (gradients, images), columns in sorted(tables.items()):
         yield f"\n**{gradients:,} gradients, {images} images**\n\n"
         yield f"| | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}\n"
         attacks = dict.fromkeys(attack for found in columns.values() for attack in found)
-        for attack in sorted(attacks, key=lambda name: not name.startswith(LEADING)):
+        for attack in sorted(attacks, key=lambda name: name != leading_of(attacks)):
             yield f"| {attack} | {' | '.join(_cell(found, attack) for found in columns.values())} |\n"
     yield "\n"
 
 
+def leading_of(attacks: Iterable[str]) -> str:
+    """The attack that others are compared with: `pgd` where it is one of them, else the suite."""
+    return next((name for name in attacks if name.startswith(LEADING)), SUITE)
+
+
 def _cell(found: dict[str, dict[str, Any]], attack: str) -> str:
-    if attack not in found:
+    leading = found.get(leading_of(found))
+    if attack not in found or leading is None:
         return ""
-    if attack.startswith(LEADING):
-        return interval(found[attack]["correct"]).strip()
-    leading = [row for name, row in found.items() if name.startswith(LEADING)]
-    return difference(found[attack], leading[0]).strip() if leading else ""
+    row = found[attack]
+    return interval(row["correct"]).strip() if row is leading else difference(row, leading).strip()
 
 
 if __name__ == "__main__":
