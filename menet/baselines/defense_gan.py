@@ -34,8 +34,8 @@ SHORTER, DECREASE = 0.3, 1e-4
 UNROLLED = 5
 """Steps that exact gradients pass by default. Those through the whole search are noise; through its last steps
 they lead further than BPDA (docs/baselines/defense-gan.md)."""
-MAX_BATCH = 2048
-"""Latent vectors in one pass through the generator."""
+MAX_BATCH, MAX_BATCH_ON_CPU = 2048, 128
+"""Latent vectors in one pass through the generator; on a CPU as many as its cache has room for."""
 
 
 def project(
@@ -62,7 +62,8 @@ def project(
     if not len(images):
         return starts[:, 0]
     last = min(steps, unrolled or steps) if torch.is_grad_enabled() and images.requires_grad else 0
-    size = max(1, MAX_BATCH // starts.shape[1])
+    together = MAX_BATCH_ON_CPU if starts.device.type == "cpu" else MAX_BATCH
+    size = max(1, together // starts.shape[1])
     search = _Search(network, steps, method)
     with torch.inference_mode(False), torch.enable_grad():
         found = [
