@@ -122,6 +122,9 @@ class Reproduce:
     tables: Tables = ()
     """Also write every table in these formats."""
 
+    results: Path = Path("results/paper")
+    """Folder of published tables (`menet publish`), which --list counts as measured too."""
+
     store: str | None = None
     """Remote store of all jobs (s3://…, sftp://… or another fsspec address), instead of a shared folder."""
 
@@ -145,7 +148,10 @@ class Reproduce:
         device = _device_name(self.device)
         places = Workspace(self.out.absolute(), self.root, device, self.threads, address=self.store)
         if self.list:
-            out.table(experiments_table(scale, places))
+            table, words = experiments_table(scale, places, self.results)
+            out.table(table)
+            out.value(measured=words)
+            print(words)
             return 0
         names = tuple(EXPERIMENTS) if self.all else self.names
         if not names:
@@ -294,25 +300,30 @@ class _JobLines:
             self.console.print(escape(line), soft_wrap=True)
 
 
-def experiments_table(scale: "Scale", places: "Workspace") -> "Table":
-    """Every experiment with what it needs at a scale, and how much of it is finished."""
+def experiments_table(scale: "Scale", places: "Workspace", published: Path) -> tuple["Table", str]:
+    """Every experiment with what it needs at a scale and what is measured at any, and a sentence on the whole."""
     from menet.experiments import EXPERIMENTS, experiment
-    from menet.experiments.plan import graph, summary_path
+    from menet.experiments.plan import graph
     from menet.experiments.runner import finished
-    from menet.experiments.scale import SCALES
+    from menet.experiments.scale import SMOKE
     from menet.report import Cell, Table
+    from menet.report.reproduction import measured_at
 
-    rows = []
+    rows, claimed, measured = [], 0, 0
     for name in EXPERIMENTS:
         plan = experiment(name).at(scale)
         jobs = graph(plan.jobs)
         there = sum(finished(job, places) is not None for job in jobs)
-        measured = ", ".join(one for one in SCALES if summary_path(places, one, name).is_file())
+        found = measured_at(name, (places.root, published))
+        words = (f"{one}: {count} of {total}" if total else one for one, (count, total) in found.items())
+        claimed += claims_of(experiment(name))
+        measured += max((count for one, (count, _) in found.items() if one != SMOKE.name), default=0)
         trained = sum(job.kind == "train" for job in jobs)
         counts = (Cell(str(count), number=True) for count in (trained, len(jobs), there))
-        rows.append((Cell(name), Cell(_content(plan)), *counts, Cell(measured or "–")))
+        rows.append((Cell(name), Cell(_content(plan)), *counts, Cell("; ".join(words) or "–")))
     columns = ("name", "content", "models", "jobs", "finished", "measured at")
-    return Table(f"scale {scale.name}: {scale.summary}", columns, tuple(rows))
+    summary = f"{measured} of the paper's {claimed} numbers are measured, the smoke test not counted"
+    return Table(f"scale {scale.name}: {scale.summary}", columns, tuple(rows)), summary
 
 
 def show_cost(
@@ -410,10 +421,16 @@ def _content(plan: "Experiment") -> str:
     from menet.experiments.plan import Table
 
     if isinstance(plan, Table):
-        extra = sum(cell.ours for cell in plan.cells)
-        numbers = f"{len(plan.cells) - extra} of the paper's numbers" + (f", {extra} ours" if extra else "")
+        claimed = claims_of(plan)
+        extra = len(plan.cells) - claimed
+        numbers = f"{claimed} of the paper's numbers" + (f", {extra} ours" if extra else "")
         return f"{plan.title} ({numbers if plan.label else f'{extra} numbers, ours'})"
     return plan.title
+
+
+def claims_of(plan: "Experiment") -> int:
+    """How many of the paper's numbers an experiment measures."""
+    return sum(not cell.ours for cell in getattr(plan, "cells", ()))
 
 
 def _number(value: float) -> str:

@@ -85,6 +85,23 @@ def _is_measured(summary: dict[str, Any]) -> bool:
     return _missing(summary) is None and not any("folder" in source for source in sources)
 
 
+def measured_at(name: str, roots: Sequence[Path]) -> dict[str, tuple[int, int]]:
+    """By scale, how many of the paper's numbers of an experiment are measured, and of how many.
+
+    A figure that is measured has 0 of 0. Of several folders that have an experiment at one scale, the one that
+    measured most counts.
+    """
+    found: dict[str, tuple[int, int]] = {}
+    for scale in SCALES:
+        for root in roots:
+            summary = load_summary(Workspace(root), scale, name)
+            if summary is not None and _is_measured(summary):
+                cells = [cell for cell in summary.get("cells", ()) if cell["claimed"] is not None]
+                count = sum("value" in cell for cell in cells)
+                found[scale] = max(found.get(scale, (0, 0)), (count, len(cells)))
+    return found
+
+
 def report_of(summaries: Sequence[dict[str, Any]], root: Path) -> Report:
     """A section for each experiment and scale, after an overview."""
     table = overview(summaries)

@@ -32,7 +32,8 @@ from menet.experiments.plan import (
     summary_path,
 )
 from menet.experiments.runner import JobOutcome, Local
-from menet.experiments.scale import SMOKE, Scale
+from menet.experiments.scale import SMOKE, Scale, by_name
+from menet.experiments.tables import paper
 from menet.files import locked
 from menet.report.reproduction import diagram, overview, publish, report_of, table_of
 from menet.training.recipes import me_net
@@ -237,6 +238,26 @@ def test_the_command_draws_a_figure_lists_and_estimates(
     graph_file = json.loads((tmp_path / "plans" / "paper.json").read_text("utf-8"))
     keys = {row["key"] for row in graph_file}
     assert all(need in keys for row in graph_file for need in row["needs"])
+
+
+def test_the_list_counts_what_is_measured_here_and_published(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    here, published = Workspace(tmp_path / "here"), Workspace(tmp_path / "published")
+    for places, scale, count in ((here, "cores", 3), (published, "cores", 5), (here, "smoke", 20)):
+        summary = summarize(paper.table15().at(by_name(scale)), by_name(scale), places, {})
+        for cell in summary["cells"][:count]:
+            del cell["missing"]
+            cell |= {"value": 90.0, "low": 80.0, "high": 95.0}
+        save_summary(summary, places)
+    command = ["reproduce", "--list", "--out", str(here.root), "--results", str(published.root)]
+    assert cli.main(command) == 0
+    shown = capsys.readouterr().out
+    assert "cores: 5 of 20; smoke: 20 of 20" in shown
+    assert "5 of the paper's 673 numbers are measured" in shown
+    assert cli.main([*command[:4], "--results", str(tmp_path / "none")]) == 0
+    assert "3 of the paper's 673 numbers are measured" in capsys.readouterr().out
 
 
 def test_the_command_refuses_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
