@@ -292,8 +292,9 @@ def ranks(summary: dict[str, Any], root: Path) -> Figure:
         figure = sheet(7.6, 3.0 * down)
         for number, panel in enumerate(panels, 1):
             (found,) = panel["sources"].values()
-            same = "" if found["dataset"] in panel["title"].lower() else f" (here {found['dataset']})"
-            title = f"{panel['title']}{same}, {found['images']:,} images"
+            measured, shown = (name.lower().replace("-", "") for name in (found["dataset"], panel["title"]))
+            other = "" if measured in shown else f" (here {found['dataset']})"
+            title = f"{panel['title']}{other}, {found['images']:,} images"
             rank_histogram(figure.add_subplot(down, 2, number), found["histogram"], title)
     return figure
 

@@ -35,7 +35,7 @@ from menet.experiments.runner import JobOutcome, Local
 from menet.experiments.scale import SMOKE, Scale, by_name
 from menet.experiments.tables import paper
 from menet.files import locked
-from menet.report.reproduction import diagram, overview, publish, report_of, table_of
+from menet.report.reproduction import diagram, overview, publish, ranks, report_of, table_of
 from menet.training.recipes import me_net
 
 TINY: Scale = replace(
@@ -238,6 +238,15 @@ def test_the_command_draws_a_figure_lists_and_estimates(
     graph_file = json.loads((tmp_path / "plans" / "paper.json").read_text("utf-8"))
     keys = {row["key"] for row in graph_file}
     assert all(need in keys for row in graph_file for need in row["needs"])
+
+
+@pytest.mark.parametrize(
+    ("dataset", "title"), [("cifar10", "CIFAR-10, 3"), ("digits", "CIFAR-10 (here digits), 3")]
+)
+def test_a_figure_of_ranks_names_another_dataset_only(tmp_path: Path, dataset: str, title: str) -> None:
+    source = {"dataset": dataset, "images": 3, "histogram": [0, 1, 2]}
+    figure = ranks({"panels": [{"title": "CIFAR-10", "sources": {"it": source}}]}, tmp_path)
+    assert figure.axes[0].get_title(loc="left").startswith(title)
 
 
 def test_the_list_counts_what_is_measured_here_and_published(
