@@ -46,7 +46,7 @@ class Member(NamedTuple):
 class Standard(Attack):
     """The worst case over gradient, transfer and score-based attacks, all in expectation over the model's draws.
 
-    A random model is attacked by PGD on cross-entropy, on the margin and towards the likeliest wrong classes,
+    A random model is attacked by PGD on the margin, on cross-entropy and towards the likeliest wrong classes,
     through exact gradients or BPDA, whichever finds more on a trial, and the other beside it; by a transfer from
     its own classifier; and by random search from scores. An example leaves once none of the selection draws
     classifies it correctly. Each example keeps the image with the fewest correct selection draws, which no member
@@ -65,7 +65,7 @@ class Standard(Attack):
     max_batch: int = MAX_BATCH
     gradients_only: bool = False
     """Leave out the attacks that take no gradient of the model: part of a suite, not to be reported as one."""
-    version: int = field(default=3, init=False)
+    version: int = field(default=4, init=False)
     """Changes whenever the same budget would find other images; results name it."""
 
     targetable: ClassVar[bool] = False
@@ -136,11 +136,11 @@ class Standard(Attack):
             draws = max(1, min(self.draws, passes // FEWEST_STEPS))
             return PGD(steps=passes // draws, eot=draws, **common, **settings)
 
-        yield Member(f"{name}, cross-entropy", pgd(passes_of["cross-entropy"], loss=CROSS_ENTROPY), model)
-        if passes_of["margin"]:
-            yield Member(f"{name}, margin", pgd(passes_of["margin"], loss=MARGIN), model)
+        yield Member(f"{name}, margin", pgd(passes_of["margin"], loss=MARGIN), model)
+        if passes_of["cross-entropy"]:
+            yield Member(f"{name}, cross-entropy", pgd(passes_of["cross-entropy"], loss=CROSS_ENTROPY), model)
         for other, view in others if passes_of["others"] else ():
-            yield Member(f"{other}, cross-entropy", pgd(passes_of["others"] // len(others)), view)
+            yield Member(f"{other}, margin", pgd(passes_of["others"] // len(others), loss=MARGIN), view)
         if passes_of["targeted"]:
             classes = min(9, passes_of["targeted"] // LEAST_PASSES)
             towards = pgd(passes_of["targeted"] // classes, loss=MARGIN)
@@ -167,7 +167,7 @@ class Standard(Attack):
             return views, 0
         steps, few = min(TRIAL_STEPS, max(1, self.passes // 20)), slice(0, TRIAL_EXAMPLES)
         images, labels = task.images[few], task.labels[few]
-        attack = PGD(threat=self.threat, steps=steps, eot=1, max_batch=self.max_batch)
+        attack = PGD(threat=self.threat, steps=steps, eot=1, loss=MARGIN, max_batch=self.max_batch)
         shortfall = ExpectedLoss(task.model, _shortfall, labels, draws=self.draws, max_batch=self.max_batch)
         random = task.generator
         noise = torch.randn(images.shape, dtype=images.dtype, device=random.device, generator=random)
@@ -301,7 +301,7 @@ def own_classifier(task: Task) -> Model | None:
 def _divided(passes: int, others: int) -> dict[str, int]:
     """Gradient passes of each attack. One attack that converges finds more than several that do not."""
     spare = max(0, passes - max(FIRST_PASSES, int(0.4 * passes)))
-    parts = {"margin": 0.4, "others": 0.25 if others else 0.0, "targeted": 0.35}
+    parts = {"cross-entropy": 0.4, "others": 0.25 if others else 0.0, "targeted": 0.35}
     found = {name: int(part * spare) for name, part in parts.items()}
     found = {name: count if count >= LEAST_PASSES else 0 for name, count in found.items()}
-    return {"cross-entropy": passes - sum(found.values()), **found}
+    return {"margin": passes - sum(found.values()), **found}
