@@ -77,8 +77,8 @@ class Reproduce:
     datasets: tuple[str, ...] = ()
     """Only what is measured on these: mnist, cifar10, svhn, tiny-imagenet."""
 
-    match: str | None = None
-    """Only cells whose table, row, column or job contains this text, such as 'BPDA+EOT' or 'p 0.4→0.6'."""
+    match: tuple[str, ...] = ()
+    """Only cells whose table, row, column and job contain all of these texts, such as 'BPDA+EOT' 'p 0.4→0.6'."""
 
     without_extensions: bool = False
     """Leave out the columns that the paper does not have."""
@@ -204,8 +204,8 @@ class Reproduce:
             # An experiment that is not in the paper is asked for by its name.
             if self.without_extensions and ours and plan.label is not None:
                 return False
-            text = f"{plan.name} {plan.title} {words} {job.title()}"
-            return self.match is None or self.match.casefold() in text.casefold()
+            text = f"{plan.name} {plan.title} {words} {job.title()}".casefold()
+            return all(part.casefold() in text for part in self.match)
 
         return keeps
 

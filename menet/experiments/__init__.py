@@ -49,6 +49,7 @@ EXPERIMENTS: dict[str, Callable[[], Experiment]] = {
     "table26": paper.table26,
     "table27": paper.table27,
     "certificate": beyond.certificate,
+    "estimation": beyond.estimation,
     "tubal-estimator": beyond.tubal_estimator,
     "related-defenses": beyond.related_defenses,
     "cost": beyond.preprocessing_time,

@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from menet import models
 from menet.attacks.losses import MAX_BATCH
+from menet.attacks.standard import PASSES
 from menet.baselines import PixelCNN, PixelCNNPlusPlus
 from menet.baselines.image_quilting import places
 from menet.baselines.pixel_cnn import PLUS_BATCH, PLUS_PASS, CausalConvolution
@@ -295,9 +296,13 @@ def _evaluation(job: Evaluate) -> Cost:
         estimated += settings["starts"] * settings["eot"]
     else:
         gradients = settings.get("steps", 1) * settings.get("eot", 1) * settings.get("restarts", 1)
+        if "budget" in settings:
+            budget = settings["budget"]
+            gradients = PASSES.get(budget, budget)
         forward += FORWARD_AND_BACKWARD * gradients
         bypassed = job.surrogate is not None or job.gray or job.attack == "classifier-only"
-        estimated += 0 if bypassed else gradients * (3 if job.gradient == "exact" else 1)
+        exact = job.gradient == "exact" or job.attack == "standard"
+        estimated += 0 if bypassed else gradients * (3 if exact else 1)
     batches = -(-examples // job.batch_size)
     passes = batches * (settings.get("steps", 1) * settings.get("restarts", 1) + 3)
     overhead = Cost(

@@ -182,6 +182,8 @@ class Train(Job):
         """The model in a few words: `adversarial mnist lenet me-net nuclear-norm p 0.4→0.6`."""
         config = self.config
         words = [config.objective, config.dataset, config.model, describe_defense(config.defense)]
+        words.append("exact" if config.defense.get("gradient") == "exact" else "")
+        words.append(f"{config.eot} draws" if config.eot > 1 else "")
         return " ".join(filter(None, words)) + (f" seed {config.seed}" if config.seed else "")
 
     def steps(self, training_images: int) -> int:

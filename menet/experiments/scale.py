@@ -39,6 +39,8 @@ class Scale:
     spsa_samples: int
     """Samples per gradient of SPSA."""
     boundary_steps: int
+    suite: str | int
+    """Budget of the standard suite."""
     certificate_draws: int
     """Draws that bound the vote of a certificate; a tenth as many select the class."""
     query_examples: int | None = None
@@ -119,6 +121,8 @@ class Scale:
             if "step_size" in settings and settings["steps"] < steps:
                 # Fewer steps must still be able to cross the ε-ball.
                 settings["step_size"] = max(settings["step_size"], 2.5 * settings["epsilon"] / settings["steps"])
+        if "budget" in settings:
+            settings["budget"] = self.suite
         if "restarts" in settings:
             settings["restarts"] = self.restarts(settings["restarts"])
         for name, limit in (("eot", self.eot), ("samples", self.spsa_samples)):
@@ -180,7 +184,7 @@ def _laptop_training(config: TrainingConfig) -> TrainingConfig:
     config = _with_small_baseline(config)
     short = recipes.by_name(config.dataset, "short")
     return replace(
-        short, defense=config.defense, objective=config.objective, seed=config.seed, validation=0,
+        short, defense=config.defense, objective=config.objective, eot=config.eot, seed=config.seed, validation=0,
         limit=None if config.dataset == "tiny-imagenet" else 10_000, precision="auto",
     )  # fmt: skip
 
@@ -201,8 +205,8 @@ def _cores_training(config: TrainingConfig) -> TrainingConfig:
     config = _with_small_baseline(config)
     # ε 0.3 on MNIST is too much for one step: N-FGSM overfits to it. The paper's LeNet affords PGD.
     robust: Objective = "adversarial" if config.dataset == "mnist" else "n-fgsm"
-    objective: Objective = robust if config.objective == "adversarial" else "standard"
-    made = recipes.cores(config.dataset, objective, config.defense)
+    objective: Objective = robust if config.objective == "adversarial" else config.objective
+    made = recipes.cores(config.dataset, objective, config.defense, config.eot)
     return replace(made, seed=config.seed)
 
 
@@ -220,6 +224,7 @@ SMOKE = Scale(
     restarts=lambda restarts: {10: 2, 20: 3, 50: 4}.get(restarts, 2),
     spsa_samples=16,
     boundary_steps=10,
+    suite=10,
     certificate_draws=50,
 )
 LAPTOP = Scale(
@@ -236,6 +241,7 @@ LAPTOP = Scale(
     restarts=lambda restarts: {10: 3, 20: 5, 50: 8}.get(restarts, restarts),
     spsa_samples=128,
     boundary_steps=200,
+    suite="quick",
     certificate_draws=500,
 )
 CORES = Scale(
@@ -256,6 +262,7 @@ CORES = Scale(
     restarts=lambda restarts: {10: 3, 20: 5, 50: 8}.get(restarts, restarts),
     spsa_samples=128,
     boundary_steps=1000,
+    suite="quick",
     certificate_draws=1000,
     query_examples=100,
     prepared=False,
@@ -277,6 +284,7 @@ GPU_DAY = Scale(
     restarts=lambda restarts: {10: 3, 20: 5, 50: 10}.get(restarts, restarts),
     spsa_samples=2048,
     boundary_steps=1000,
+    suite="standard",
     certificate_draws=10_000,
     query_examples=100,
 )
@@ -294,6 +302,7 @@ PAPER = Scale(
     restarts=lambda restarts: restarts,
     spsa_samples=2048,
     boundary_steps=1000,
+    suite="standard",
     certificate_draws=10_000,
 )
 SCALES = {scale.name: scale for scale in (SMOKE, LAPTOP, CORES, GPU_DAY, PAPER)}

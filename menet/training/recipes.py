@@ -210,15 +210,18 @@ def sized(config: TrainingConfig, images: int | None = None) -> TrainingConfig:
 
 
 def cores(
-    dataset: str, objective: Objective = "standard", defense: dict[str, Any] | None = None
+    dataset: str, objective: Objective = "standard", defense: dict[str, Any] | None = None, eot: int = 1
 ) -> TrainingConfig:
     """The recipe of scale `cores` for one of the rows of a comparison: an objective, with a defense or none.
+
+    `eot` draws of the defense are averaged in each gradient of the training attack.
 
     Vanilla is `cores(name)`, adversarial `cores(name, "n-fgsm")`, ME-Net pure `cores(name, defense=me_net())`,
     ME-Net adversarial `cores(name, "n-fgsm", me_net())`. All take about the same time, except that standard
     training ends where it gains no more.
     """
-    return at_equal_time(replace(by_name(dataset, "cores"), objective=objective, defense=defense or {}))
+    recipe = replace(by_name(dataset, "cores"), objective=objective, defense=defense or {}, eot=eot)
+    return at_equal_time(recipe)
 
 
 def passes(config: TrainingConfig) -> int:

@@ -33,8 +33,10 @@ WIDE = "wide-resnet-34-10"
 """The Wide-ResNet of Madry et al.; the paper does not say which one it used."""
 HIGH, MIDDLE, LOW, LOWEST = (0.8, 1.0), (0.6, 0.8), (0.4, 0.6), (0.2, 0.4)
 """The paper's schedules of p."""
-EXTENSIONS = ("exact", "BPDA+EOT", "exact+EOT")
-"""Columns that the paper's white-box tables lack: exact gradients, expectation over transformation, and both."""
+SUITE = "standard"
+EXTENSIONS = ("exact", "BPDA+EOT", "exact+EOT", SUITE)
+"""Columns that the paper's white-box tables lack: exact gradients, expectation over transformation, both, and the
+standard suite."""
 BOUNDED, DEFENDED = "Boundary within ε", " from a defended surrogate"
 """Columns that the paper's black-box tables lack; the second is the end of a name."""
 EOT = {"eot": 40, "steps": 200}
@@ -143,11 +145,18 @@ def white_box(
 
 def extension(victim: Train, column: str, steps: int = 1000) -> Evaluate:
     """The attack of a column of `EXTENSIONS`, which the evaluation of a random defense needs as well."""
+    if column == SUITE:
+        return standard_suite(victim)
     gradient = "exact" if column.startswith("exact") else "bpda"
     settings = _iterative(victim, steps)
     if column.endswith("EOT"):
         settings |= {**EOT, "step_size": 5 * settings["epsilon"] / EOT["steps"]}
     return Evaluate(model=victim, attack="pgd", settings=settings, gradient=gradient)
+
+
+def standard_suite(victim: Train) -> Evaluate:
+    """The standard suite, which chooses gradients, draws and losses itself."""
+    return Evaluate(model=victim, attack=SUITE, settings={**_budget(victim), "budget": "standard"})
 
 
 def adaptive(victim: Train, attack: Literal["approximate-input", "projected-bpda"]) -> Evaluate:
