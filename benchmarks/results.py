@@ -14,9 +14,9 @@ from pathlib import Path
 from menet.training.pretrained import FOLDER, pack
 
 RANK = 64
-EPSILON = {"mnist": "0.3", "cifar10": "8/255"}
+EPSILON = {"mnist": "0.3", "cifar10": "8/255", "svhn": "8/255", "tiny-imagenet": "8/255"}
 """The paper's budgets, linf."""
-STEP = {"mnist": "0.01", "cifar10": "2/255"}
+STEP = {"mnist": "0.01", "cifar10": "2/255", "svhn": "2/255", "tiny-imagenet": "2/255"}
 """The paper's step sizes."""
 TRAININGS = {
     "mnist/vanilla": "mnist",
@@ -30,11 +30,20 @@ TRAININGS = {
     "cifar10/adversarial": "cifar10 --objective n-fgsm",
     "cifar10/menet-pure": "cifar10 --defense me-net --p 0.8 1.0 --epochs 8",
     "cifar10/menet-adversarial": "cifar10 --defense me-net --p 0.8 1.0 --objective n-fgsm --epochs 13",
+    "cifar10/menet-adversarial-p40-60": "cifar10 --defense me-net --p 0.4 0.6 --objective n-fgsm --epochs 13",
+    "svhn/vanilla": "svhn --epochs 6",
+    "svhn/adversarial": "svhn --objective n-fgsm --epochs 10",
+    "svhn/menet-pure": "svhn --defense me-net --p 0.8 1.0 --epochs 6",
+    "svhn/menet-adversarial": "svhn --defense me-net --p 0.8 1.0 --objective n-fgsm --epochs 9",
+    "tiny-imagenet/vanilla": "tiny-imagenet --epochs 30",
+    "tiny-imagenet/adversarial": "tiny-imagenet --objective n-fgsm --epochs 30",
+    "tiny-imagenet/menet-pure": "tiny-imagenet --defense me-net --p 0.8 1.0 --epochs 30",
+    "tiny-imagenet/menet-adversarial": "tiny-imagenet --defense me-net --p 0.8 1.0 --objective n-fgsm "
+    "--epochs 27",
 }
-"""The networks of CIFAR-10 without adversarial training have a third of the others' time: they withstand nothing
-either way."""
+"""The networks without adversarial training have less of the time: they withstand nothing either way."""
 SHIPPED = ("vanilla", "adversarial", "menet-pure", "menet-adversarial", "menet-certified")
-"""The models of each dataset that ship with the package."""
+"""The models of MNIST and CIFAR-10 that ship with the package."""
 
 
 @dataclass(frozen=True)
@@ -65,23 +74,26 @@ DEFENSE_GAN = (
 
 
 def as_published(dataset: str) -> tuple[str, ...]:
-    """The attacks of the paper on ME-Net, beside the standard suite."""
+    """The attacks of the paper on ME-Net, beside the standard suite; transfers from a network that ships."""
     paper = f"step_size={STEP[dataset]}"
+    transfer = (f"pgd:steps=40,{paper},on={dataset}-vanilla",) if _ships(f"{dataset}/vanilla") else ()
     return (
         "standard",
         f"pgd:steps=40,gradient=bpda,{paper},eot=1,keep=last",
         f"pgd:steps=100,gradient=bpda,{paper},eot=1,keep=last",
         f"pgd:steps=40,{paper},on=classifier",
-        f"pgd:steps=40,{paper},on={dataset}-vanilla",
+        *transfer,
     )
 
 
 def lines(dataset: str) -> dict[str, Line]:
-    """The lines of one dataset: the networks trained for it, then other defenses before the vanilla network."""
+    """The lines of one dataset: the networks trained for it, then other defenses before one that ships."""
     trained = [name for name in TRAININGS if name.startswith(f"{dataset}/")]
     # What is made for certificates has no gradient by BPDA: its network sees twice the channels.
     paper = [name for name in trained if "menet" in name and "certified" not in name]
     found = {name: Line(name, as_published(dataset) if name in paper else ("standard",)) for name in trained}
+    if not _ships(f"{dataset}/vanilla"):
+        return found
     before: dict[str, dict[str, object]] = {
         "jpeg": {"name": "jpeg", "quality": 50},
         "bit-depth": {"name": "bit-depth", "bits": 1 if dataset == "mnist" else 3},
@@ -110,7 +122,7 @@ def main() -> None:
     parser.add_argument("--budget", default="standard", help="of the standard suite")
     parser.add_argument("--bfloat16", action="store_true", help="attack random models in bfloat16")
     options = parser.parse_args()
-    for name, line in (lines("mnist") | lines("cifar10")).items():
+    for name, line in {name: line for dataset in EPSILON for name, line in lines(dataset).items()}.items():
         if options.only not in name:
             continue
         dataset = name.partition("/")[0]
@@ -118,8 +130,7 @@ def main() -> None:
         sources = [f"{dataset}/vanilla"] if any(f"on={dataset}" in one for one in line.attacks) else []
         for needed in dict.fromkeys((line.training, *sources)):
             if not _shipped(needed).is_file():
-                trained = str(options.runs / needed)
-                _menet("train", *_options(needed), "--out", trained)
+                _menet("train", *_options(needed), "--out", str(options.runs / needed))
                 _packed(needed, Line(needed), options.runs)
         model, records = _packed(name, line, options.runs), options.runs / "records" / _flat(name)
         for attack in line.attacks:
@@ -140,12 +151,17 @@ def _options(training: str) -> list[str]:
 
 def _packed(name: str, line: Line, runs: Path) -> str:
     """The packed model, as commands take it: by its name if it ships with the package."""
-    ships = name.partition("/")[2] in SHIPPED
-    path = _shipped(name) if ships else runs / "packed" / f"{_flat(name)}.safetensors"
+    path = _shipped(name) if _ships(name) else runs / "packed" / f"{_flat(name)}.safetensors"
     if not path.is_file():
         trained = _shipped(line.training)
         pack(trained if trained.is_file() else runs / line.training, path, RANK, line.defense)
-    return _flat(name) if ships else str(path)
+    return _flat(name) if _ships(name) else str(path)
+
+
+def _ships(name: str) -> bool:
+    """Whether the network of a line ships with the package."""
+    dataset, _, model = name.partition("/")
+    return dataset in ("mnist", "cifar10") and model in SHIPPED
 
 
 def _shipped(name: str) -> Path:
