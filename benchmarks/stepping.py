@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.strength import Line, arguments, compare, subject
-from menet.attacks import APGD, PGD, Margin, ThreatModel
+from menet.attacks import APGD, PGD, CrossEntropy, ThreatModel
 from menet.attacks.ascent import MomentumStep, StepRule
 from menet.attacks.base import Task
 
@@ -74,10 +74,13 @@ class _Rule(StepRule):
 
 
 def attacks(threat: ThreatModel, steps: int, draws: int) -> Iterator[tuple[str, PGD]]:
-    """The lines of the table, `pgd` with that many steps and draws first, the others with one part exchanged."""
-    common: dict[str, Any] = {"threat": threat, "steps": steps, "eot": draws}
-    constant = 2.5 * threat.epsilon / steps
-    yield "`pgd`: momentum over 40 draws, cosine from ε/2, last iterate", PGD(**common)
+    """The lines of the table, `pgd` with that many steps and draws first, the others with one part exchanged.
+
+    All but those that name another loss take cross-entropy, by whose steps they were chosen.
+    """
+    settings: dict[str, Any] = {"threat": threat, "steps": steps, "eot": draws}
+    common, constant = {**settings, "loss": CrossEntropy()}, 2.5 * threat.epsilon / steps
+    yield "`pgd` on cross-entropy: momentum over 40 draws, cosine from ε/2, last iterate", PGD(**common)
     yield "… highest loss instead of the last iterate", Variant(**common, keep_best=True)
     yield "… no momentum", Variant(**common, momentum=0.0)
     yield "… momentum 0.75", Variant(**common, momentum=0.75)
@@ -86,11 +89,11 @@ def attacks(threat: ThreatModel, steps: int, draws: int) -> Iterator[tuple[str, 
     yield "… constant schedule", Variant(**common, schedule="constant")
     yield "… from ε/4", Variant(**common, first=0.25)
     yield "… from ε", Variant(**common, first=1.0)
-    yield "… margin loss", Variant(**common, loss=Margin())
-    yield "… probability loss", Variant(**common, loss=Probability())
+    yield "… margin loss, the default", PGD(**settings)
+    yield "… probability loss", Variant(**settings, loss=Probability())
     for other in SPLITS:
         if other != draws:
-            split: dict[str, Any] = {"threat": threat, "steps": steps * draws // other, "eot": other}
+            split = {**common, "steps": steps * draws // other, "eot": other}
             yield f"… {split['steps']} steps × {other} draw{'s' * (other > 1)}", PGD(**split)
     yield "constant steps of 2.5 ε/steps, highest loss", PGD(**common, step_size=constant, keep="best")
     yield "constant steps of 2.5 ε/steps, last iterate", PGD(**common, step_size=constant, keep="last")

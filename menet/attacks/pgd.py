@@ -8,7 +8,7 @@ from torch import Tensor
 
 from menet.attacks.ascent import Ascent, FixedStep, Keep, LossOracle, MomentumStep, SparseStep, StepRule, ascend
 from menet.attacks.base import Attack, AttackResult, Images, Losses, Task, default_draws, wide
-from menet.attacks.losses import CROSS_ENTROPY, MARGIN_50, MAX_BATCH, ExpectedLoss, Loss
+from menet.attacks.losses import CROSS_ENTROPY, MARGIN, MARGIN_50, MAX_BATCH, ExpectedLoss, Loss
 from menet.attacks.threat import CIFAR10, ThreatModel
 from menet.errors import ConfigurationError
 
@@ -30,10 +30,10 @@ class PGD(Attack):
     model's randomness. Variants override `oracle` (the loss and its gradient) or `step_rule` (how to step).
 
     What is left at None follows the model. A deterministic one is attacked as Madry et al. do: 40 constant steps
-    of 2.5 · epsilon / steps, and the iterate of highest loss. A random one by momentum and falling steps
-    (`MomentumStep`): 200 steps of two draws, or where one of `steps` and `eot` is given, the other of 40 steps of
-    ten draws. A given `step_size` means constant steps for both. Under l0 each step chooses its pixels anew
-    (`SparseStep`).
+    of 2.5 · epsilon / steps on cross-entropy, and the iterate of highest loss. A random one by momentum and
+    falling steps (`MomentumStep`) on the margin: 200 steps of two draws, or where one of `steps` and `eot` is
+    given, the other of 40 steps of ten draws. A given `step_size` means constant steps on cross-entropy for both.
+    Under l0 each step chooses its pixels anew (`SparseStep`), by cross-entropy.
     """
 
     title: ClassVar[str] = "PGD"
@@ -42,7 +42,7 @@ class PGD(Attack):
     steps: int | None = None
     step_size: float | None = None
     """Length of constant steps, in pixels of the [0,1] scale. The paper: 2/255, and 0.01 for MNIST."""
-    loss: Loss = CROSS_ENTROPY
+    loss: Loss | None = None
     random_start: bool = True
     restarts: int = 1
     keep: Keep | None = None
@@ -66,7 +66,13 @@ class PGD(Attack):
 
     def oracle(self, task: Task) -> LossOracle:
         """The loss to maximize and its gradient."""
-        return ExpectedLoss.of(task, self.loss, task.draws(self.eot), self.max_batch)
+        loss = self.loss_on(self.step_size is None and task.random)
+        return ExpectedLoss.of(task, loss, task.draws(self.eot), self.max_batch)
+
+    def loss_on(self, random: bool) -> Loss:
+        """The loss that suits a deterministic or a random model, unless one is given."""
+        by_momentum = random and self.step_size is None and self.threat.norm != "l0"
+        return self.loss or (MARGIN if by_momentum else CROSS_ENTROPY)
 
     def step_rule(self, task: Task) -> StepRule:
         """How to step; made anew for every restart."""
@@ -92,7 +98,8 @@ class PGD(Attack):
 
     def resolved(self, random: bool) -> Self:
         steps, draws = self.steps_and_draws(random)
-        return replace(self, steps=steps, eot=draws, keep=self.keep or ("last" if random else "best"))
+        keep: Keep = self.keep or ("last" if random else "best")
+        return replace(self, steps=steps, eot=draws, loss=self.loss_on(random), keep=keep)
 
     def run(self, task: Task) -> AttackResult:
         if self.steps is None:
@@ -136,7 +143,7 @@ class CW(PGD):
 
     title: ClassVar[str] = "CW (margin)"
 
-    loss: Loss = MARGIN_50
+    loss: Loss | None = MARGIN_50
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,6 +199,7 @@ class APGD(PGD):
 
     title: ClassVar[str] = "APGD"
 
+    loss: Loss | None = CROSS_ENTROPY
     steps: int = 100
     threshold: float | None = None
     """Halve the step when at most this fraction of the steps since the last check raised the loss (ρ); 0.75 for a

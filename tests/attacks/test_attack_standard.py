@@ -1,6 +1,7 @@
 """The standard suite: strong in expectation, honest in what it selects on, and noticed when it is weakened."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 import menet.attacks.standard as suite_module
 import menet.evaluation.runner as runner_module
-from menet.attacks import PGD, LowFrequency, Margin, RandomSearch, Standard, ThreatModel, build
+from menet.attacks import PGD, CrossEntropy, LowFrequency, Margin, RandomSearch, Standard, ThreatModel, build
 from menet.attacks.losses import ExpectedLoss
 from menet.attacks.standard import CLEAN, PASSES, gradient_views
 from menet.errors import ConfigurationError
@@ -301,6 +302,35 @@ def test_steps_and_draws_of_pgd_follow_the_model(settings, deterministic, random
         result = attack(model, images, labels, generator=generator(), loss_history=True)
         assert len(result.loss_history) == steps + 1
         assert (result.gradients == steps * draws).all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "deterministic", "random"),
+    [
+        ({}, CrossEntropy(), Margin()),
+        ({"step_size": 0.01}, CrossEntropy(), CrossEntropy()),
+        ({"loss": CrossEntropy()}, CrossEntropy(), CrossEntropy()),
+        ({"threat": ThreatModel("l0", 2)}, CrossEntropy(), CrossEntropy()),
+    ],
+)
+def test_the_loss_of_pgd_follows_the_model_unless_constant_steps_ask_for_the_published_attack(
+    settings, deterministic, random
+):
+    attack = PGD(**{"threat": SMALL, "steps": 3, "eot": 1, **settings})
+    assert (attack.resolved(False).loss, attack.resolved(True).loss) == (deterministic, random)
+    images, labels = gray(4)
+    linear = nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
+    for model, expected in ((linear, deterministic), (MaskedLinear(), random)):
+        losses = {}
+        for name, one in (
+            ("left", attack),
+            *((loss, replace(attack, loss=loss)) for loss in (CrossEntropy(), Margin())),
+        ):
+            if isinstance(model, MaskedLinear):
+                model.reseed(0)
+            losses[name] = one(model, images, labels, generator=generator(), loss_history=True).loss_history
+        assert torch.equal(losses["left"], losses[expected])
+        assert not torch.equal(losses[CrossEntropy()], losses[Margin()])
 
 
 def test_norms_that_an_attack_does_not_know_are_refused():
