@@ -184,8 +184,9 @@ class Interval(NamedTuple):
 def incomparable(first: Records, second: Records) -> str | None:
     """Why a comparison of two models would mislead, in words; None where it would not.
 
-    Dataset, classes, the images and labels of shared examples, attack, threat model, gradient and scoring must be
-    equal. What follows the model may differ: draws of a random one against one pass of a deterministic one.
+    Dataset, classes, the images and labels of shared examples, attack and its precision, threat model, gradient
+    and scoring must be equal. What follows the model may differ: draws of a random one against one pass of a
+    deterministic one.
     """
     one, other = first.evaluation, second.evaluation
     for name, field in (
@@ -208,18 +209,20 @@ def incomparable(first: Records, second: Records) -> str | None:
     own = ("classifier", "reconstruct", *(["source"] if "on=classifier" in first.label else []))
     attacks = [_without(records.get("attack"), own) for records in (one, other)]
     draws = [int(records["scoring"]["draws"]) for records in (one, other)]
+    precisions = ["bfloat16" if records.get("bfloat16") else "float32" for records in (one, other)]
     defenses = [records.get("model", {}).get("defense") for records in (one, other)]
     same_defense = defenses[0] is not None and defenses[0] == defenses[1]
     if draws == [1, 1] or (1 in draws and not same_defense):
         # One of them is deterministic, and settings that follow the model are those of a deterministic one.
-        attacks = [_without(attack, ("eot", "keep", "draws", "threshold")) for attack in attacks]
-        draws = [1, 1]
+        attacks = [_without(attack, ("eot", "keep", "draws", "threshold", "loss")) for attack in attacks]
+        draws, precisions = [1, 1], []
     return (
         _different("threat model", one.get("threat"), other.get("threat"))
         or _different("attack", *attacks)
         or _different("gradient", one.get("gradient"), other.get("gradient"))
         or _different("fixed draws", one.get("fixed_draws"), other.get("fixed_draws"))
         or _different("number of scoring draws", *draws)
+        or (_different("precision of the attack", *precisions) if precisions else None)
     )
 
 

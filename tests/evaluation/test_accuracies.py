@@ -165,6 +165,7 @@ def described(records: Records, image: str = "", **changes: object) -> Records:
         ({"attack": {"kind": "PGD", "steps": 20, "loss": {"kind": "Margin"}}}, "one attack loss kind"),
         ({"gradient": "exact"}, "one gradient, got 'bpda' and 'exact'"),
         ({"scoring": {"draws": 9, "restart_draws": 2}}, "one number of scoring draws, got 7 and 9"),
+        ({"bfloat16": True}, "one precision of the attack, got 'float32' and 'bfloat16'"),
         ({"image": "another "}, "one image of example 0"),
         ({"threat": {"norm": "linf", "epsilon": 8 / 255}}, "one threat model epsilon, got 0.1 and 8/255"),
     ],
