@@ -38,10 +38,10 @@ INTRODUCTION = (
     "the difference in points.",
     "Each section names its scale. Below the paper's scale, data, networks, training and attacks are smaller, so "
     "a difference says nothing about the paper's claim; the smoke scale only shows that everything runs. Below "
-    "the name of a row is how its models were trained. Columns named exact, BPDA+EOT and exact+EOT are not in "
-    "the paper: attacks with exact gradients, with expectation over transformation, and with both. Nor are "
-    "Boundary within ε (the paper's has no budget) and attacks from a defended surrogate (the paper's is "
-    "the undefended network).",
+    "the name of a row is how its models were trained. Columns named exact, BPDA+EOT, exact+EOT and "
+    "standard are not in the paper: attacks with exact gradients, with expectation over transformation, with "
+    "both, and the standard suite. Nor are Boundary within ε (the paper's has no budget) and attacks from a "
+    "defended surrogate (the paper's is the undefended network).",
 )
 
 
