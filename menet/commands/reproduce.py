@@ -98,6 +98,10 @@ class Reproduce:
     threads: int = 1
     """Threads of each job."""
 
+    bfloat16: bool = False
+    """Attack ME-Nets in bfloat16, in about half the time on processors with such instructions; scores stay in
+    float32, and tables say so."""
+
     address: str | None = None
     """Address of a Ray cluster. Default: start a local one."""
 
@@ -146,7 +150,9 @@ class Reproduce:
 
         scale = by_name(self.scale).sized(self.examples, self.max_batch)
         device = _device_name(self.device)
-        places = Workspace(self.out.absolute(), self.root, device, self.threads, address=self.store)
+        places = Workspace(
+            self.out.absolute(), self.root, device, self.threads, self.bfloat16, address=self.store
+        )
         if self.list:
             table, words = experiments_table(scale, places, self.results)
             out.table(table)

@@ -64,6 +64,8 @@ class Workspace:
     """cpu, cuda, cuda:0, …; training, evaluation and preparation all run on it."""
     threads: int = 1
     """Threads per job; results of one seed agree to the last bit only for one number of threads."""
+    bfloat16: bool = False
+    """Attack ME-Nets with their networks in bfloat16, which rows and tables say."""
     address: str | None = None
     """Remote store of job folders; any address that fsspec supports."""
 
@@ -323,6 +325,7 @@ class Evaluate(Job):
                 seed=self.seed,
                 max_batch=self.max_batch,
                 snapshots=self.snapshots,
+                bfloat16=workspace.bfloat16 and isinstance(model, MENet),
             ),
             source=self.model.key[:20],
             device=workspace.device,

@@ -329,6 +329,7 @@ def measured(cell: Cell, workspace: Workspace, outcomes: Mapping[str, JobOutcome
         "interval": number.interval,
         "dataset": job.model.config.dataset,
         "training": job.model.described(),
+        **({"bfloat16": True} if job.records(workspace).header.get("evaluation", {}).get("bfloat16") else {}),
         **_distances(job, job.records(workspace)),
     }
 

@@ -217,9 +217,12 @@ def _nothing() -> Cell:
 def _made(summary: dict[str, Any]) -> str:
     measured = [cell for cell in summary["cells"] if cell.get("examples")]
     kinds = sorted({f"{cell['examples']:,} test images of {cell['dataset']}" for cell in measured})
-    return f"Scale {summary['scale']}: {summary['scale_summary']}. " + (
-        f"Measured on {', '.join(kinds)}." if kinds else ""
-    )
+    half = sum(cell.get("bfloat16", False) for cell in measured)
+    words = [f"Scale {summary['scale']}: {summary['scale_summary']}."]
+    words += [f"Measured on {', '.join(kinds)}."] * bool(kinds)
+    # The clean images of a row are not attacked, but scored beside an attack.
+    words += [f"{half} of {len(measured)} numbers are of rows that were attacked in bfloat16."] * bool(half)
+    return " ".join(words)
 
 
 def _heading(summary: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -174,6 +175,24 @@ def test_a_second_run_repeats_nothing(made: Made) -> None:
     before = summary_path(workspace, "smoke", "table24").read_bytes()
     save_summary(summarize(plans[0], TINY, workspace, outcomes), workspace)
     assert summary_path(workspace, "smoke", "table24").read_bytes() == before
+
+
+def test_me_nets_are_attacked_in_bfloat16_where_the_run_asks_and_the_table_says_so(
+    made: Made, tmp_path: Path
+) -> None:
+    """The same jobs, trained before: how they are attacked is the run's, like its device."""
+    workspace = Workspace(tmp_path, bfloat16=True)
+    job = transformed(tables.white_box(VICTIM, 7), TINY)
+    shutil.copytree(made[0].folder(job.model), workspace.folder(job.model))
+    plan = Table("table24", "Estimators", (Cell("ME-Net", "7", job), Cell("ME-Net", "Clean", job, clean=True)))
+    outcomes = Local(1)(graph([job]), workspace, lambda outcome: None)
+    assert {one.status for one in outcomes.values()} == {"kept", "done"}
+    assert job.records(workspace).evaluation["bfloat16"] is True
+    assert job.records(workspace).evaluation == {**job.records(made[0]).evaluation, "bfloat16": True}
+    (section,) = report_of([summarize(plan, TINY, workspace, outcomes)], tmp_path).sections[1:]
+    assert "2 of 2 numbers are of rows that were attacked in bfloat16." in section.paragraphs[0]
+    (section,) = report_of([summarize(plan, TINY, made[0], {})], tmp_path).sections[1:]
+    assert "bfloat16" not in section.paragraphs[0]
 
 
 @pytest.mark.slow
