@@ -36,7 +36,8 @@ class Report:
 
     fill: tuple[Path, ...] = ()
     """Of compact results: Markdown files that get the main table between their markers, <!-- results --> and
-    <!-- /results -->."""
+    <!-- /results -->, and published tables of `menet reproduce` between <!-- reproduced NAME SCALE --> and
+    <!-- /reproduced -->."""
 
     tables: Tables = ()
     """Also write every table in these formats."""

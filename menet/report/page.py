@@ -342,18 +342,47 @@ def write_tables(report: Report, file: Path, kind: str) -> list[Path]:
 RESULTS_BEGIN, RESULTS_END = "<!-- results -->\n", "<!-- /results -->"
 
 
+REPRODUCED = re.compile(
+    r"(?P<begin><!-- reproduced (?P<name>\S+) (?P<scale>\S+) -->\n).*?(?P<end><!-- /reproduced -->)", re.S
+)
+"""Around a table of `menet reproduce`, such as <!-- reproduced table15 cores -->."""
+
+
 def fill_results(file: Path, folder: Path) -> Path:
-    """Put the main table of the compact results in `folder` between the two markers of a Markdown file."""
+    """Put tables of the compact results in `folder` between the markers of a Markdown file.
+
+    The main table goes between `RESULTS_BEGIN` and `RESULTS_END`, what was measured of a reproduced table between
+    the markers of `REPRODUCED`.
+    """
     from menet.report import board
 
     text = file.read_text(encoding="utf-8")
     before, begin, rest = text.partition(RESULTS_BEGIN)
     _, end, after = rest.partition(RESULTS_END)
-    if not begin or not end:
+    if begin and end:
+        content = accuracy_tables.results_table(board.rows(board.entries(folder))).markdown()
+        text = f"{before}{begin}{content}\n{end}{after}"
+    elif not REPRODUCED.search(text):
         raise ConfigurationError(f"expected {RESULTS_BEGIN.strip()} and {RESULTS_END} in {file}, got none")
-    content = accuracy_tables.results_table(board.rows(board.entries(folder))).markdown()
-    write_atomically(file, f"{before}{begin}{content}\n{end}{after}")
+    write_atomically(file, REPRODUCED.sub(lambda found: _reproduced(found, folder), text))
     return file
+
+
+def _reproduced(found: re.Match[str], folder: Path) -> str:
+    """The rows of a published table that have numbers, between its markers."""
+    from menet.experiments.jobs import Workspace
+    from menet.experiments.plan import load_summary
+    from menet.report.reproduction import table_of
+
+    summary = load_summary(Workspace(folder / "paper"), found["scale"], found["name"])
+    if summary is None:
+        raise ConfigurationError(
+            f"expected {found['name']} at scale {found['scale']} in {folder / 'paper'}, got none; "
+            "`menet publish` puts it there"
+        )
+    rows = {cell["row"] for cell in summary["cells"] if "value" in cell}
+    summary["cells"] = [cell for cell in summary["cells"] if cell["row"] in rows]
+    return f"{found['begin']}\n{table_of(summary).markdown()}\n\n{found['end']}"
 
 
 def _markdown(section: Section) -> list[str]:

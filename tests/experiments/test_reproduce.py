@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from menet import cli
+from menet.errors import ConfigurationError
 from menet.evaluation import CertificateSettings, accuracy
 from menet.evaluation.accuracy import vote_rank
 from menet.evaluation.snapshots import pack
@@ -36,7 +37,9 @@ from menet.experiments.runner import JobOutcome, Local
 from menet.experiments.scale import SMOKE, Scale, by_name
 from menet.experiments.tables import paper
 from menet.files import locked
+from menet.report.page import fill_results
 from menet.report.reproduction import diagram, overview, publish, ranks, report_of, table_of
+from menet.report.reproduction import pack as pack_tables
 from menet.training.recipes import me_net
 
 TINY: Scale = replace(
@@ -175,6 +178,21 @@ def test_a_second_run_repeats_nothing(made: Made) -> None:
     before = summary_path(workspace, "smoke", "table24").read_bytes()
     save_summary(summarize(plans[0], TINY, workspace, outcomes), workspace)
     assert summary_path(workspace, "smoke", "table24").read_bytes() == before
+
+
+def test_a_document_gets_the_measured_rows_of_a_published_table(made: Made, tmp_path: Path) -> None:
+    pack_tables(made[0].root, tmp_path / "paper", ["table24"])
+    document = tmp_path / "page.md"
+    document.write_text("Before.\n<!-- reproduced table24 smoke -->\nold\n<!-- /reproduced -->\nAfter.\n")
+    once = fill_results(document, tmp_path).read_text()
+    assert once.startswith("Before.\n<!-- reproduced table24 smoke -->\n\n|  | Clean | 7 |")
+    assert once.endswith("|\n\n<!-- /reproduced -->\nAfter.\n")
+    assert "old" not in once
+    assert once.count("\n| ME-Net - USVT") == 1
+    assert fill_results(document, tmp_path).read_text() == once
+    document.write_text("<!-- reproduced table25 smoke -->\n<!-- /reproduced -->\n")
+    with pytest.raises(ConfigurationError, match=r"expected table25 at scale smoke in .*`menet publish`"):
+        fill_results(document, tmp_path)
 
 
 def test_me_nets_are_attacked_in_bfloat16_where_the_run_asks_and_the_table_says_so(
