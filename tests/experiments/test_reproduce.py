@@ -38,7 +38,8 @@ from menet.experiments.scale import SMOKE, Scale, by_name
 from menet.experiments.tables import paper
 from menet.files import locked
 from menet.report.page import fill_results
-from menet.report.reproduction import diagram, overview, publish, ranks, report_of, table_of
+from menet.report.paper_figures import diagram, ranks
+from menet.report.reproduction import overview, publish, report_of, table_of
 from menet.report.reproduction import pack as pack_tables
 from menet.training.recipes import me_net
 
