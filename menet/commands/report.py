@@ -36,8 +36,8 @@ class Report:
 
     fill: tuple[Path, ...] = ()
     """Of compact results: Markdown files that get the main table between their markers, <!-- results --> and
-    <!-- /results -->, and published tables of `menet reproduce` between <!-- reproduced NAME SCALE --> and
-    <!-- /reproduced -->."""
+    <!-- /results -->, or its lines of some names (<!-- results vanilla adversarial -->), and published tables of
+    `menet reproduce` between <!-- reproduced NAME SCALE --> and <!-- /reproduced -->."""
 
     tables: Tables = ()
     """Also write every table in these formats."""

@@ -339,7 +339,8 @@ def write_tables(report: Report, file: Path, kind: str) -> list[Path]:
     return [table.written(folder / f"{name}.{ending}") for name, table in named]
 
 
-RESULTS_BEGIN, RESULTS_END = "<!-- results -->\n", "<!-- /results -->"
+RESULTS = re.compile(r"(?P<begin><!-- results(?P<names>( [\w-]+)*) -->\n).*?(?P<end><!-- /results -->)", re.S)
+"""Around the main table, or its lines of some names, such as <!-- results vanilla menet-pure -->."""
 
 
 REPRODUCED = re.compile(
@@ -351,21 +352,28 @@ REPRODUCED = re.compile(
 def fill_results(file: Path, folder: Path) -> Path:
     """Put tables of the compact results in `folder` between the markers of a Markdown file.
 
-    The main table goes between `RESULTS_BEGIN` and `RESULTS_END`, what was measured of a reproduced table between
-    the markers of `REPRODUCED`.
+    The main table goes between those of `RESULTS`, what was measured of a reproduced table between those of
+    `REPRODUCED`.
     """
-    from menet.report import board
-
     text = file.read_text(encoding="utf-8")
-    before, begin, rest = text.partition(RESULTS_BEGIN)
-    _, end, after = rest.partition(RESULTS_END)
-    if begin and end:
-        content = accuracy_tables.results_table(board.rows(board.entries(folder))).markdown()
-        text = f"{before}{begin}{content}\n{end}{after}"
-    elif not REPRODUCED.search(text):
-        raise ConfigurationError(f"expected {RESULTS_BEGIN.strip()} and {RESULTS_END} in {file}, got none")
+    if not RESULTS.search(text) and not REPRODUCED.search(text):
+        raise ConfigurationError(f"expected <!-- results --> and <!-- /results --> in {file}, got none")
+    text = RESULTS.sub(lambda found: _main_table(found, folder), text)
     write_atomically(file, REPRODUCED.sub(lambda found: _reproduced(found, folder), text))
     return file
+
+
+def _main_table(found: re.Match[str], folder: Path) -> str:
+    """The board in short between its markers, or the lines of every dataset that these name."""
+    from menet.report import board
+
+    names = found["names"].split()
+    lines = [
+        line
+        for line in board.rows(board.entries(folder))
+        if not names or line["name"].rpartition("/")[2] in names
+    ]
+    return f"{found['begin']}{accuracy_tables.results_table(lines).markdown()}\n{found['end']}"
 
 
 def _reproduced(found: re.Match[str], folder: Path) -> str:

@@ -260,6 +260,12 @@ def test_results_fill_the_place_of_a_document(records: dict[str, Records], tmp_p
     assert "standard, 3 epochs, seed 7" in filled
     assert main(["report", str(results), "--fill", str(page)]) == 0
     assert page.read_text() == filled
+    page.write_text("<!-- results linear -->\n<!-- /results -->\n<!-- results other -->\n<!-- /results -->")
+    assert main(["report", str(results), "--fill", str(page)]) == 0
+    chosen, others = page.read_text().split("<!-- /results -->\n")
+    assert "standard, 3 epochs, seed 7" in chosen
+    assert "| dataset, threat model |" in others
+    assert "standard, 3 epochs, seed 7" not in others
     page.write_text("no place")
     assert main(["report", str(results), "--fill", str(page)]) == 2
     assert page.read_text() == "no place"
