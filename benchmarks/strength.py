@@ -27,7 +27,7 @@ from menet.attacks import PGD, Attack, AttackResult, Margin, Standard, Task, Thr
 from menet.attacks.external import NORMS, bridged
 from menet.attacks.standard import gradient_views
 from menet.errors import require
-from menet.preprocessed import Preprocessed, in_bfloat16, rebuild
+from menet.preprocessed import Preprocessed, evaluation_mode, in_bfloat16, rebuild
 from menet.report.narrative import budget
 
 Line = tuple[str, Attack, Callable[[Tensor], Tensor]]
@@ -169,7 +169,7 @@ def attacked(
     """What an attack found through `view`, and what it took."""
     model.reseed(1)
     began, generator = time.process_time(), torch.Generator().manual_seed(0)
-    with in_bfloat16(model) if fast else nullcontext():
+    with evaluation_mode(model), in_bfloat16(model) if fast else nullcontext():
         parts = [
             attack(view, images[start : start + BATCH], labels[start : start + BATCH], generator=generator)
             for start in range(0, len(images), BATCH)
