@@ -25,6 +25,8 @@ PASSES: dict[str, int] = {"quick": 400, "standard": 2500, "thorough": 20000}
 """Gradient passes per example that withstands every attack."""
 FIRST_PASSES, LEAST_PASSES = 400, 100
 """Gradient passes of the first attack before others get any, and of any other."""
+FIRST_SHARE = 0.7
+"""Of the first attack in larger budgets."""
 FEWEST_STEPS = 200
 """Of a gradient attack, before its gradients get a second draw each. Steps remember the gradients before them, so
 that at few passes many noisy steps find more than a few exact ones; at many passes the noise is what is left."""
@@ -65,7 +67,7 @@ class Standard(Attack):
     max_batch: int = MAX_BATCH
     gradients_only: bool = False
     """Leave out the attacks that take no gradient of the model: part of a suite, not to be reported as one."""
-    version: int = field(default=4, init=False)
+    version: int = field(default=5, init=False)
     """Changes whenever the same budget would find other images; results name it."""
 
     targetable: ClassVar[bool] = False
@@ -300,7 +302,7 @@ def own_classifier(task: Task) -> Model | None:
 
 def _divided(passes: int, others: int) -> dict[str, int]:
     """Gradient passes of each attack. One attack that converges finds more than several that do not."""
-    spare = max(0, passes - max(FIRST_PASSES, int(0.4 * passes)))
+    spare = max(0, passes - max(FIRST_PASSES, int(FIRST_SHARE * passes)))
     parts = {"cross-entropy": 0.4, "others": 0.25 if others else 0.0, "targeted": 0.35}
     found = {name: int(part * spare) for name, part in parts.items()}
     found = {name: count if count >= LEAST_PASSES else 0 for name, count in found.items()}
