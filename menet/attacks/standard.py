@@ -23,7 +23,7 @@ from menet.errors import ConfigurationError, NotDifferentiable
 Budget = Literal["quick", "standard", "thorough"]
 PASSES: dict[str, int] = {"quick": 400, "standard": 2500, "thorough": 20000}
 """Gradient passes per example that withstands every attack."""
-FIRST_PASSES, LEAST_PASSES = 400, 100
+FIRST_PASSES, LEAST_PASSES = 1000, 100
 """Gradient passes of the first attack before others get any, and of any other."""
 FIRST_SHARE = 0.7
 """Of the first attack in larger budgets."""

@@ -245,7 +245,7 @@ def test_a_deterministic_model_gets_autoattack(plain, some):
 
 def test_settings_are_checked_and_recorded():
     assert build("standard", epsilon=0.1, budget="quick").passes == PASSES["quick"]
-    assert Standard(budget=123).version == 4
+    assert Standard(budget=123).version == 5
     for budget in ("slow", 0, True):
         with pytest.raises(ConfigurationError, match="expected budget"):
             Standard(budget=budget)
