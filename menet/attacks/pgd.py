@@ -66,7 +66,8 @@ class PGD(Attack):
 
     def oracle(self, task: Task) -> LossOracle:
         """The loss to maximize and its gradient."""
-        loss = self.loss_on(self.step_size is None and task.random)
+        # Whether the model is random costs two calls, so it is asked only where something follows it.
+        loss = self.loss or self.loss_on(self.step_size is None and task.random)
         return ExpectedLoss.of(task, loss, task.draws(self.eot), self.max_batch)
 
     def loss_on(self, random: bool) -> Loss:
@@ -76,7 +77,6 @@ class PGD(Attack):
 
     def step_rule(self, task: Task) -> StepRule:
         """How to step; made anew for every restart."""
-        # Whether the model is random costs two calls, and matters only where the steps follow it.
         return self.steps_within(self.threat, task.images, self.step_size is None and task.random)
 
     def steps_within(self, threat: ThreatModel, origin: Tensor, random: bool) -> StepRule:
