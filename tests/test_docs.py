@@ -458,7 +458,7 @@ def test_the_results_shown_are_those_of_the_records(name: str, tmp_path: Path) -
     text = (ROOT / name).read_text()
     assert text.index("<!-- results") < text.index("<!-- /results -->")
     if any((ROOT / "results").rglob("*.npz")):
-        from menet.report.page import fill_results
+        from menet.report.documents import fill_results
 
         copy = tmp_path / "page.md"
         copy.write_text(text)

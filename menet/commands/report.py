@@ -62,7 +62,8 @@ class Report:
         from menet.files import write_atomically
         from menet.report.board import problems, write_board
         from menet.report.collect import collect
-        from menet.report.page import fill_results, render_html, report_of, write_markdown, write_tables
+        from menet.report.documents import fill_results
+        from menet.report.page import render_html, report_of, write_markdown, write_tables
 
         if any(file.with_name(MODEL).is_file() for file in self.folder.rglob("*.npz")):
             if self.check:

@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from menet import data
-from menet.attacks import Margin
+from menet.attacks import Margin, Standard
 from menet.attacks.losses import MAX_BATCH
 from menet.defense import MENet
 from menet.distributed import Worker
@@ -264,6 +264,9 @@ class Evaluate(Job):
     def content(self) -> dict[str, Any]:
         content = super().content()
         del content["parts"]
+        if self.attack == "standard":
+            # Another version of the suite finds other images at the same budget.
+            content["suite"] = Standard().version
         return content
 
     def split(self, parts: int) -> "Evaluate":

@@ -339,60 +339,6 @@ def write_tables(report: Report, file: Path, kind: str) -> list[Path]:
     return [table.written(folder / f"{name}.{ending}") for name, table in named]
 
 
-RESULTS = re.compile(r"(?P<begin><!-- results(?P<names>( [\w-]+)*) -->\n).*?(?P<end><!-- /results -->)", re.S)
-"""Around the main table, or its lines of some names, such as <!-- results vanilla menet-pure -->."""
-
-
-REPRODUCED = re.compile(
-    r"(?P<begin><!-- reproduced (?P<name>\S+) (?P<scale>\S+) -->\n).*?(?P<end><!-- /reproduced -->)", re.S
-)
-"""Around a table of `menet reproduce`, such as <!-- reproduced table15 cores -->."""
-
-
-def fill_results(file: Path, folder: Path) -> Path:
-    """Put tables of the compact results in `folder` between the markers of a Markdown file.
-
-    The main table goes between those of `RESULTS`, what was measured of a reproduced table between those of
-    `REPRODUCED`.
-    """
-    text = file.read_text(encoding="utf-8")
-    if not RESULTS.search(text) and not REPRODUCED.search(text):
-        raise ConfigurationError(f"expected <!-- results --> and <!-- /results --> in {file}, got none")
-    text = RESULTS.sub(lambda found: _main_table(found, folder), text)
-    write_atomically(file, REPRODUCED.sub(lambda found: _reproduced(found, folder), text))
-    return file
-
-
-def _main_table(found: re.Match[str], folder: Path) -> str:
-    """The board in short between its markers, or the lines of every dataset that these name."""
-    from menet.report import board
-
-    names = found["names"].split()
-    lines = [
-        line
-        for line in board.rows(board.entries(folder))
-        if not names or line["name"].rpartition("/")[2] in names
-    ]
-    return f"{found['begin']}{accuracy_tables.results_table(lines).markdown()}\n{found['end']}"
-
-
-def _reproduced(found: re.Match[str], folder: Path) -> str:
-    """The rows of a published table that have numbers, between its markers."""
-    from menet.experiments.jobs import Workspace
-    from menet.experiments.plan import load_summary
-    from menet.report.reproduction import table_of
-
-    summary = load_summary(Workspace(folder / "paper"), found["scale"], found["name"])
-    if summary is None:
-        raise ConfigurationError(
-            f"expected {found['name']} at scale {found['scale']} in {folder / 'paper'}, got none; "
-            "`menet publish` puts it there"
-        )
-    rows = {cell["row"] for cell in summary["cells"] if "value" in cell}
-    summary["cells"] = [cell for cell in summary["cells"] if cell["row"] in rows]
-    return f"{found['begin']}\n{table_of(summary).markdown()}\n\n{found['end']}"
-
-
 def _markdown(section: Section) -> list[str]:
     lines = _paragraphs(section.paragraphs)
     for table in section.tables:

@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from menet.attacks.adaptive import ProjectedBPDA
 from menet.baselines import TotalVariation
 from menet.errors import ConfigurationError
 from menet.evaluation.snapshots import Features
-from menet.experiments import EXPERIMENTS, claims, cost_model, experiment
+from menet.experiments import EXPERIMENTS, claims, cost_model, experiment, jobs
 from menet.experiments.jobs import Evaluate, Train, Workspace, transformed
 from menet.experiments.measures import Ranks, Redistributed
 from menet.experiments.plan import Cell, Experiment, Table, graph
@@ -28,6 +29,7 @@ from menet.experiments.tables import (
     black_box,
     gradient_attack,
     model,
+    standard_suite,
     white_box,
 )
 from menet.report.figures import distances
@@ -339,6 +341,16 @@ def test_estimation_compares_trainings_that_differ_in_what_their_rows_say() -> N
     assert isinstance(four, Evaluate)
     assert one.model.config.epochs > 2 * four.model.config.epochs
     assert "exact 4 draws" in four.model.title()
+
+
+def test_another_version_of_the_suite_is_another_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    victim = model("mnist", "me-net", "adversarial")
+    keys = []
+    for version in (4, 5):
+        monkeypatch.setattr(jobs, "Standard", lambda version=version: SimpleNamespace(version=version))
+        keys.append((standard_suite(victim).key, white_box(victim, 40).key))
+    assert keys[0][0] != keys[1][0]
+    assert keys[0][1] == keys[1][1]
 
 
 def test_related_defenses_have_their_attacks_and_published_sizes_at_the_papers_scale_alone() -> None:

@@ -37,7 +37,7 @@ from menet.experiments.runner import JobOutcome, Local
 from menet.experiments.scale import SMOKE, Scale, by_name
 from menet.experiments.tables import paper
 from menet.files import locked
-from menet.report.page import fill_results
+from menet.report.documents import fill_results
 from menet.report.paper_figures import diagram, ranks
 from menet.report.reproduction import overview, publish, report_of, table_of
 from menet.report.reproduction import pack as pack_tables

@@ -11,7 +11,7 @@ from menet import data
 from menet.errors import DataError
 from menet.evaluation import EvaluationSettings, evaluate, parse_attack, read_results
 from menet.report.board import problems
-from menet.report.page import fill_results
+from menet.report.documents import fill_results
 from menet.training import pretrained
 
 RESULTS = Path(__file__).parents[2] / "results"
