@@ -123,7 +123,7 @@ class _Complete(torch.autograd.Function):
             linalg.tall(out).copy_(found)
             return iterations, *reached
 
-        elements = linalg.ELEMENTS_IN_CACHE if compiled else linalg.ELEMENTS_PER_CHUNK
+        elements = linalg.ELEMENTS_PER_LOOP if compiled else linalg.ELEMENTS_PER_CHUNK
         iterations, *reached = linalg.in_chunks(chunk, [x, mask, threshold, estimate], elements)
         warn_unconverged(iterations)
         context.gradient_tol = gradient_tol
@@ -155,7 +155,7 @@ class _Complete(torch.autograd.Function):
 
         if context.compiled:
             tensors = [outgoing, of_x, mask, *saved]
-            (of_threshold,) = linalg.in_chunks(compiled, tensors, linalg.ELEMENTS_IN_CACHE)
+            (of_threshold,) = linalg.in_chunks(compiled, tensors, linalg.ELEMENTS_PER_LOOP)
         else:
             x, threshold, estimate, mixing = saved
             (of_threshold,) = linalg.in_chunks(batched, [outgoing, of_x, threshold, x, mask, estimate])

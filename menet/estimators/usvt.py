@@ -24,10 +24,7 @@ def usvt(x: Tensor, mask: Tensor, keep: float | Literal["universal"] = 0.8, *, e
     its gradient is bounded there.
     """
     _check(keep, eta)
-    fraction = mask.sum((-2, -1), dtype=x.dtype) / mask[0].numel()
-    # Where nothing is observed the matrix is zero, and so is the estimate whatever it is divided by.
-    fraction = torch.where(fraction > 0, fraction, torch.ones_like(fraction))
-    estimate: Tensor = _Truncate.apply(x, fraction, keep, eta)
+    estimate: Tensor = _Truncate.apply(x, mask, keep, eta)
     return estimate
 
 
@@ -51,23 +48,33 @@ class _Truncate(torch.autograd.Function):
     """Keep the largest singular values and divide by the observed fraction."""
 
     @staticmethod
-    def forward(
-        context: Any, x: Tensor, fraction: Tensor, keep: float | Literal["universal"], eta: float
-    ) -> Tensor:
+    def forward(context: Any, x: Tensor, mask: Tensor, keep: float | Literal["universal"], eta: float) -> Tensor:
         keep_decomposition = context.needs_input_grad[0]
         size = min(x.shape[-2:])
         count = 0 if keep == "universal" else max(1, int(keep * size))
-        cutoff = (2 + eta) * (max(x.shape[-2:]) * fraction).sqrt()
-        estimate = torch.empty_like(x, memory_format=torch.contiguous_format)
+        # The zero-filled copy is nobody's, so the estimate may take its place.
+        estimate = torch.empty_like(x, memory_format=torch.contiguous_format) if keep_decomposition else x
+        if estimate is x:
+            context.mark_dirty(x)
 
-        def chunk(x: Tensor, fraction: Tensor, cutoff: Tensor, out: Tensor) -> tuple[Tensor, ...]:
-            found, *decomposition = truncate(linalg.tall(x).contiguous(), fraction, cutoff)
-            linalg.tall(out).copy_(found)
-            return tuple(decomposition)
+        room = len(x) if keep_decomposition else 0
+        fractions, dropped = x.new_empty(len(x)), torch.empty(room, dtype=torch.long, device=x.device)
+        saved = fractions, x.new_empty(room, size), x.new_empty(room, size, size), dropped
+
+        def chunk(x: Tensor, mask: Tensor, out: Tensor, fraction: Tensor, *reached: Tensor) -> tuple[()]:
+            # Where nothing is observed the matrix is zero, and so is the estimate whatever it is divided by.
+            fraction.copy_(mask.count_nonzero((-2, -1)).clamp(min=1).to(x.dtype) / mask[0].numel())
+            cutoff = (2 + eta) * (max(x.shape[-2:]) * fraction).sqrt()
+            done = _compiled(x, fraction, cutoff, out, count, reached)
+            if done < len(x):
+                rest = linalg.tall(x[done:]).contiguous()
+                estimate, *decomposition = truncate(rest, fraction[done:], cutoff[done:])
+                linalg.tall(out[done:]).copy_(estimate)
+                for whole, part in zip(reached, decomposition, strict=True):
+                    whole[done:] = part
+            return ()
 
         def truncate(x: Tensor, fraction: Tensor, cutoff: Tensor) -> tuple[Tensor, ...]:
-            if (found := _compiled(x, fraction, cutoff, count, keep_decomposition)) is not None:
-                return found
             # The singular values at the cutoff are small and close together: the Gram matrix in single precision
             # would not separate their vectors well enough.
             scale = linalg.power_of_two(x, (1, 2)).double()
@@ -84,66 +91,65 @@ class _Truncate(torch.autograd.Function):
             return estimate, values.to(x.dtype), vectors.mT, size - kept.sum(-1)
 
         compiled = kernels.suit(linalg.tall(x))
-        elements = linalg.ELEMENTS_IN_CACHE if compiled else linalg.ELEMENTS_PER_CHUNK
-        decomposition = linalg.in_chunks(chunk, [x, fraction, cutoff, estimate], elements)
-        context.save_for_backward(x, fraction, *decomposition)
+        elements = linalg.ELEMENTS_PER_LOOP if compiled else linalg.ELEMENTS_PER_CHUNK
+        linalg.in_chunks(chunk, [x, mask, estimate, *(saved if keep_decomposition else saved[:1])], elements)
+        context.save_for_backward(x, *saved)
         return estimate
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(context: Any, outgoing: Tensor) -> tuple[Tensor | None, ...]:
         compiled = kernels.suit(linalg.tall(outgoing))
-        adjoint = _compiled_adjoint if compiled else _adjoint
         of_x = torch.empty_like(outgoing, memory_format=torch.contiguous_format)
 
         def chunk(outgoing: Tensor, x: Tensor, of_x: Tensor, *saved: Tensor) -> tuple[()]:
-            (found,) = adjoint(linalg.tall(outgoing).contiguous(), linalg.tall(x).contiguous(), *saved)
-            linalg.tall(of_x).copy_(found)
+            if compiled:
+                _compiled_adjoint(outgoing.contiguous(), x.contiguous(), of_x, *saved)
+            else:
+                found = _adjoint(linalg.tall(outgoing).contiguous(), linalg.tall(x).contiguous(), *saved)
+                linalg.tall(of_x).copy_(found)
             return ()
 
         x, *saved = context.saved_tensors
-        elements = linalg.ELEMENTS_IN_CACHE if compiled else linalg.ELEMENTS_PER_CHUNK
+        elements = linalg.ELEMENTS_PER_LOOP if compiled else linalg.ELEMENTS_PER_CHUNK
         linalg.in_chunks(chunk, [outgoing, x, of_x, *saved], elements)
         return of_x, None, None, None
 
 
 def _adjoint(
     outgoing: Tensor, x: Tensor, fraction: Tensor, values: Tensor, rows: Tensor, dropped: Tensor
-) -> tuple[Tensor]:
+) -> Tensor:
     """The derivative of the truncation, which is self-adjoint."""
     found = linalg.Decomposition(x / linalg.power_of_two(x, (1, 2)), values, rows.mT)
     kept = torch.arange(x.shape[-1], device=x.device) >= dropped[:, None]
-    return (linalg.truncate_derivative(found, kept)(outgoing / fraction[:, None, None]),)
+    return linalg.truncate_derivative(found, kept)(outgoing / fraction[:, None, None])
 
 
 def _compiled_adjoint(
-    outgoing: Tensor, x: Tensor, fraction: Tensor, values: Tensor, rows: Tensor, dropped: Tensor
-) -> tuple[Tensor]:
-    """`_adjoint` by the compiled loop."""
+    outgoing: Tensor, x: Tensor, of_x: Tensor, fraction: Tensor, values: Tensor, rows: Tensor, dropped: Tensor
+) -> None:
+    """Write what `_adjoint` returns, by the compiled loop."""
     from menet.kernels.truncation import truncate_adjoint_each
 
-    of_x, precision = torch.empty_like(x), torch.finfo(x.dtype)
+    precision = torch.finfo(x.dtype)
     reached = values.numpy(), rows.contiguous().numpy(), dropped.numpy()
     tensors = x.numpy(), fraction.numpy(), reached, outgoing.numpy(), of_x.numpy()
     truncate_adjoint_each(*tensors, precision.eps, precision.tiny)
-    return (of_x,)
 
 
 def _compiled(
-    x: Tensor, fraction: Tensor, cutoff: Tensor, count: int, keep_decomposition: bool
-) -> tuple[Tensor, ...] | None:
-    """The estimate by the compiled loop, with its decomposition if wanted; None where it does not apply."""
-    if not kernels.suit(x):
-        return None
+    x: Tensor, fraction: Tensor, cutoff: Tensor, out: Tensor, count: int, reached: tuple[Tensor, ...]
+) -> int:
+    """Write estimates by the compiled loop, and their decompositions where wanted; returns how many."""
+    if not kernels.suit(linalg.tall(x)):
+        return 0
     from menet.kernels.truncation import truncate_each
 
-    size, room = x.shape[-1], len(x) if keep_decomposition else 0
-    estimate, precision = torch.empty_like(x), torch.finfo(x.dtype)
-    reached = x.new_empty(room, size), x.new_empty(room, size, size), torch.empty(room, dtype=torch.long)
-    tensors = x.numpy(), cutoff.numpy(), count, fraction.numpy(), estimate.numpy()
-    if not truncate_each(*tensors, tuple(part.numpy() for part in reached), precision.eps, precision.tiny):
-        return None
-    return estimate, *(reached if keep_decomposition else ())
+    precision = torch.finfo(x.dtype)
+    reached = reached or (x.new_empty(0, 0), x.new_empty(0, 0, 0), torch.empty(0, dtype=torch.long))
+    tensors = x.detach().contiguous().numpy(), cutoff.numpy(), count, fraction.numpy(), out.numpy()
+    kept = tuple(part.numpy() for part in reached)
+    return int(truncate_each(*tensors, kept, precision.eps, precision.tiny))
 
 
 def _check(keep: float | str, eta: float) -> None:

@@ -97,13 +97,12 @@ def local_average(a: Array, unseen: Array, size: int, out: Array) -> None:
     mean = total / max(seen, one)
     sums, counts = np.zeros(size + 2, kind), np.zeros(size + 2, kind)
     for r in range(rows):
+        up, down = max(r - 1, 0), min(r + 1, rows - 1)
+        before, after = kind.type(r > 0), kind.type(r < rows - 1)
+        near = one + before + after
         for k in range(size):
-            sums[k + 1] = zero
-            counts[k + 1] = zero
-        for near in range(max(r - 1, 0), min(r + 2, rows)):
-            for k in range(size):
-                sums[k + 1] += a[near, k]
-                counts[k + 1] += one - unseen[near, k]
+            sums[k + 1] = a[r, k] + before * a[up, k] + after * a[down, k]
+            counts[k + 1] = near - (unseen[r, k] + before * unseen[up, k] + after * unseen[down, k])
         for k in range(size):
             above = sums[k] + sums[k + 1] + sums[k + 2] + little * mean
             out[r, k] = above / (counts[k] + counts[k + 1] + counts[k + 2] + little)

@@ -1,4 +1,8 @@
-"""The solver of `estimators/solver.py` for one matrix after another; see there for the method."""
+"""The solver of `estimators/solver.py`, compiled; see there for the method.
+
+Half of its time went into eigenvectors of one small matrix after another. So it works on as many matrices as
+there are lanes in a register, decomposes them together, and goes through all other steps one by one.
+"""
 
 import math
 from typing import Any
@@ -7,7 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from menet.kernels.compiling import Array, Number, compiled, inlined, local_average, padded, scale_of
-from menet.kernels.eigenvectors import eigh, scratch_for
+from menet.kernels.eigenvectors import (
+    eigh,
+    eigh_together,
+    lanes_for,
+    put,
+    scratch_for,
+    take,
+    together_for,
+    worthwhile,
+)
 
 
 @compiled
@@ -38,121 +51,180 @@ def complete_each(
     rows, size = x.shape[1], x.shape[2]
     width = padded(size)
     kind = x.dtype
-    zero, one = kind.type(0), kind.type(1)
-    big, small = (rows, width), (width, width)
-    a, unseen, filled, point = np.zeros(big, kind), np.zeros(big, kind), np.zeros(big, kind), np.zeros(big, kind)
-    shrunk, before_shrunk = np.zeros(big, kind), np.zeros(big, kind)
-    stepped, before_stepped = np.zeros(big, kind), np.zeros(big, kind)
+    lanes = lanes_for(len(x), size, x.itemsize)
+    each, big, small = (lanes, rows, width), (rows, width), (width, width)
+    # What a matrix has to itself, in its lane, and what is needed only between its decompositions.
+    a, unseen, filled = np.zeros(each, kind), np.zeros(each, kind), np.zeros(each, kind)
+    last_shrunk, last_stepped = np.zeros(each, kind), np.zeros(each, kind)
+    scales, levels = np.ones(lanes, kind), np.ones(lanes, kind)
+    dampings, last_sizes = np.ones(lanes), np.ones(lanes)
+    numbers, taken = np.full(lanes, -1), np.zeros(lanes, np.int64)
     direction, residual, image = np.zeros(big, kind), np.zeros(big, kind), np.zeros(big, kind)
+    shrunk, stepped = np.zeros(big, kind), np.zeros(big, kind)
     basis, core, mixed = np.zeros(small, kind), np.zeros(small, kind), np.zeros(small, kind)
     values, ratio = np.empty(size, kind), np.empty(size, kind)
     scratch, work = scratch_for(size, kind), derivative_for(rows, size, kind)
+    together = together_for(lanes, size, kind)
     keep_filled, keep_values, keep_basis, keep_threshold = reached
-    for number in range(len(x)):
-        scale = scale_of(x[number], kind.type(tiny))
-        total, seen = zero, zero
-        for r in range(rows):
-            for k in range(size):
-                entry = x[number, r, k] / scale
-                a[r, k] = entry
-                unseen[r, k] = not mask[number, r, k]
-                total += entry * entry
-                seen += one - unseen[r, k]
-        norm = kind.type(math.sqrt(total * kind.type(rows * size) / max(seen, one)))
-        threshold = thresholds[number] / scale
-        if threshold > 0:
-            if threshold < kind.type(solvable) * norm:
-                iterations[number] = 0
+    steps = min(first_steps, max_iter - 1)
+    limit = min(newton_steps, max_iter - steps)
+    waiting = 0
+    while True:
+        busy = 0
+        for lane in range(lanes):
+            # A lane whose matrix is done takes the next one.
+            while numbers[lane] < 0 and waiting < len(x):
+                number = waiting
+                waiting += 1
+                scale, norm = _begin(x[number], mask[number], a[lane], unseen[lane], tiny)
+                threshold = thresholds[number] / scale
+                if threshold > 0:
+                    if threshold < kind.type(solvable) * norm:
+                        iterations[number] = 0
+                        continue
+                    threshold = max(threshold, kind.type(smallest) * norm)
+                if len(start):
+                    for r in range(rows):
+                        for k in range(size):
+                            hidden = unseen[lane, r, k] * (start[number, r, k] / scale)
+                            filled[lane, r, k] = a[lane, r, k] + hidden
+                else:
+                    local_average(a[lane], unseen[lane], size, image)
+                    _fill(a[lane], unseen[lane], image, filled[lane])
+                numbers[lane], scales[lane], levels[lane] = number, scale, threshold
+                # The gradient steps count as step 0.
+                taken[lane], dampings[lane], last_sizes[lane] = 0 if steps else 1, first_damping, np.inf
+            busy += numbers[lane] >= 0
+        if busy == 0:
+            break
+        shared = worthwhile(busy, lanes)
+        if shared:
+            for lane in range(lanes):
+                if numbers[lane] >= 0:
+                    np.dot(filled[lane].T, filled[lane], scratch[0])
+                put(together, scratch[0] if numbers[lane] >= 0 else scratch[0][:0], lane, size, tiny)
+            if not eigh_together(together, size, True, eps):
+                return False
+        for lane in range(lanes):
+            number, threshold = numbers[lane], levels[lane]
+            if number < 0:
                 continue
-            threshold = max(threshold, kind.type(smallest) * norm)
-        goal_size = tol * threshold
-        if len(start):
-            for r in range(rows):
+            if shared:
+                take(together, lane, values, basis)
                 for k in range(size):
-                    filled[r, k] = a[r, k] + unseen[r, k] * (start[number, r, k] / scale)
-        else:
-            local_average(a, unseen, size, point)
-            _fill(a, unseen, point, filled)
-        momentum: Number = first_momentum
-        steps = min(first_steps, max_iter - 1)
-        point[:] = filled
-        for step in range(steps):
-            if step == 0:
-                if not _decompose(point, values, basis, scratch, eps, tiny):
-                    return False
-                _shrinkage(values, basis, threshold, ratio, mixed, core, tiny)
-                np.dot(point, core, shrunk)
-            else:
-                nearby = scratch[0], mixed, core
-                _shrink_nearby(point, basis, threshold, values, ratio, image, nearby, shrunk, tiny)
-            _fill(a, unseen, shrunk, stepped)
-            if _inner_difference(point, stepped, filled) > 0:
-                momentum = one
-            grown = (1 + math.sqrt(1 + 4 * momentum * momentum)) / 2
-            _extrapolate(stepped, filled, kind.type((momentum - 1) / grown), point)
-            momentum = grown
-            filled, stepped = stepped, filled
-        limit = min(newton_steps, max_iter - steps)
-        damping, last_size, taken = first_damping, np.inf, 0
-        for step in range(1, limit + 1):
-            if not _decompose(filled, values, basis, scratch, eps, tiny):
+                    values[k] = math.sqrt(max(values[k], kind.type(0)))
+            elif not _decompose(filled[lane], values, basis, scratch, eps, tiny):
                 return False
             _shrinkage(values, basis, threshold, ratio, mixed, core, tiny)
-            np.dot(filled, core, shrunk)
-            _fill(a, unseen, shrunk, stepped)
-            square = _negative_gradient(stepped, filled, residual)
+            np.dot(filled[lane], core, shrunk)
+            _fill(a[lane], unseen[lane], shrunk, stepped)
+            step = taken[lane]
+            taken[lane] += 1
+            if step == 0:
+                spare = direction, image, shrunk, stepped, scratch[0], mixed, core, values, ratio
+                _accelerate(
+                    a[lane], unseen[lane], filled[lane], basis, threshold, steps, first_momentum, spare, tiny
+                )
+                continue
+            goal_size = tol * threshold
+            square = _negative_gradient(stepped, filled[lane], residual)
             length = max(math.sqrt(_square(shrunk)), 1e-30)
             gradient = math.sqrt(square)
             finished = gradient <= 4 * eps * length
-            if step > 1 and not (gradient < last_size or finished):
+            worse = step > 1 and not (gradient < last_sizes[lane] or finished)
+            if worse:
                 # The step was too long: go on from the gradient step that it was to improve, with more damping.
-                filled[:] = before_stepped
-                damping *= more_damping
-                continue
-            damping *= less_damping
-            shrunk, before_shrunk = before_shrunk, shrunk
-            stepped, before_stepped = before_stepped, stepped
-            if finished or gradient <= goal_size:
-                taken = step
-                break
-            if step == limit:
-                break
-            kept = _derivative(filled, values, basis, threshold, ratio, mixed, work, eps, tiny)
-            added = kind.type(1 + damping * gradient / length)
-            # Conjugate gradients; the residual starts as the negative gradient, the solution as zero.
-            direction[:] = residual
-            goal = square * kind.type(loose * loose if gradient > far * goal_size else tight * tight)
-            for _ in range(inner_iterations):
-                if not square > goal:
-                    break
-                apply_derivative(direction, basis, ratio, kept, work, image)
-                curvature = _hessian(direction, unseen, added, image)
-                if not curvature > 0:
-                    break
-                along = square / curvature
-                smaller = _advance(filled, residual, direction, image, along)
-                _new_direction(direction, residual, smaller / square)
-                square = smaller
-            last_size = gradient
-        used = steps + limit
-        iterations[number] = steps + taken if taken else -max_iter if used >= max_iter else 0
-        for r in range(rows):
-            for k in range(size):
-                estimate[number, r, k] = before_shrunk[r, k] * scale
-        if len(keep_filled):
-            if not taken:
-                _fill(a, unseen, before_shrunk, filled)
-                if not _decompose(filled, values, basis, scratch, eps, tiny):
-                    return False
-            keep_threshold[number] = threshold
-            for k in range(size):
-                keep_values[number, k] = values[k]
-                for i in range(size):
-                    keep_basis[number, k, i] = basis[k, i]
-            for r in range(rows):
-                for k in range(size):
-                    keep_filled[number, r, k] = filled[r, k]
+                filled[lane] = last_stepped[lane]
+                dampings[lane] *= more_damping
+            else:
+                dampings[lane] *= less_damping
+                last_shrunk[lane] = shrunk
+                last_stepped[lane] = stepped
+            converged = not worse and (finished or gradient <= goal_size)
+            if converged or step == limit:
+                numbers[lane] = -1
+                iterations[number] = steps + step if converged else -max_iter if steps + limit >= max_iter else 0
+                for r in range(rows):
+                    for k in range(size):
+                        estimate[number, r, k] = last_shrunk[lane, r, k] * scales[lane]
+                if len(keep_filled):
+                    if not converged:
+                        _fill(a[lane], unseen[lane], last_shrunk[lane], filled[lane])
+                        if not _decompose(filled[lane], values, basis, scratch, eps, tiny):
+                            return False
+                    keep_threshold[number] = threshold
+                    for k in range(size):
+                        keep_values[number, k] = values[k]
+                        for i in range(size):
+                            keep_basis[number, k, i] = basis[k, i]
+                    for r in range(rows):
+                        for k in range(size):
+                            keep_filled[number, r, k] = filled[lane, r, k]
+            elif not worse:
+                kept = _derivative(filled[lane], values, basis, threshold, ratio, mixed, work, eps, tiny)
+                added = kind.type(1 + dampings[lane] * gradient / length)
+                # Conjugate gradients; the residual starts as the negative gradient, the solution as zero.
+                direction[:] = residual
+                goal = square * kind.type(loose * loose if gradient > far * goal_size else tight * tight)
+                for _ in range(inner_iterations):
+                    if not square > goal:
+                        break
+                    apply_derivative(direction, basis, ratio, kept, work, image)
+                    curvature = _hessian(direction, unseen[lane], added, image)
+                    if not curvature > 0:
+                        break
+                    along = square / curvature
+                    smaller = _advance(filled[lane], residual, direction, image, along)
+                    _new_direction(direction, residual, smaller / square)
+                    square = smaller
+                last_sizes[lane] = gradient
     return True
+
+
+@inlined
+def _begin(x: Array, mask: NDArray[np.bool_], a: Array, unseen: Array, tiny: float) -> tuple[Number, Number]:
+    """Put a matrix into `a`, in units of its scale; returns the scale and the norm of the whole matrix."""
+    kind = x.dtype
+    rows, size = x.shape
+    one, total, seen = kind.type(1), kind.type(0), kind.type(0)
+    scale = scale_of(x, kind.type(tiny))
+    for r in range(rows):
+        for k in range(size):
+            entry = x[r, k] / scale
+            a[r, k] = entry
+            unseen[r, k] = not mask[r, k]
+            total += entry * entry
+            seen += one - unseen[r, k]
+    return scale, kind.type(math.sqrt(total * kind.type(rows * size) / max(seen, one)))
+
+
+@inlined
+def _accelerate(
+    a: Array,
+    unseen: Array,
+    filled: Array,
+    basis: Array,
+    threshold: float,
+    steps: int,
+    first_momentum: float,
+    spare: Any,
+    tiny: float,
+) -> None:
+    """As `newton.accelerate`, from its first step on, which is in `stepped`."""
+    point, image, shrunk, stepped, gram, mixed, core, values, ratio = spare
+    kind = filled.dtype
+    point[:] = filled
+    momentum: Number = first_momentum
+    for step in range(steps):
+        if step > 0:
+            _shrink_nearby(point, basis, threshold, values, ratio, image, (gram, mixed, core), shrunk, tiny)
+            _fill(a, unseen, shrunk, stepped)
+        if _inner_difference(point, stepped, filled) > 0:
+            momentum = 1.0
+        grown = (1 + math.sqrt(1 + 4 * momentum * momentum)) / 2
+        _extrapolate(stepped, filled, kind.type((momentum - 1) / grown), point)
+        momentum = grown
+        filled[:] = stepped
 
 
 @inlined

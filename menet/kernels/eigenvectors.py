@@ -1,4 +1,8 @@
-"""Eigenvectors of small symmetric matrices, one after another; `linalg.eigh` says why."""
+"""Eigenvectors of small symmetric matrices, one after another or several together; `linalg.eigh` says why.
+
+`eigh` takes one matrix. `eigh_together` takes one in each lane of a register (see `lanes`), in little more time:
+its iteration goes on until every lane has converged, with rotations by nothing in those that have.
+"""
 
 import math
 from typing import Any
@@ -6,8 +10,22 @@ from typing import Any
 import numpy as np
 
 from menet.kernels.compiling import REGISTER, Array, Number, compiled, inlined, padded
+from menet.kernels.lanes import (
+    BYTES,
+    anywhere,
+    choose,
+    everywhere,
+    load,
+    magnitude,
+    square_root,
+    store,
+)
 
 _ATTEMPTS = 40
+_FEW = 5
+"""So many matrices take as long one after another as a register full of them together."""
+_LARGEST_TOGETHER = 64
+"""Beyond this size the matrices of all lanes fall out of the cache."""
 
 
 @compiled
@@ -20,16 +38,30 @@ def eigh_of_each(matrices: Array, values: Array, rows: Array, eps: float, tiny: 
     kind = matrices.dtype
     width = padded(size)
     basis, scratch = np.zeros((width, width if wanted else 0), kind), scratch_for(size, kind)
-    work = scratch[0]
-    for number in range(len(matrices)):
-        for i in range(size):
-            for k in range(size):
-                work[i, k] = matrices[number, i, k]
-        if not eigh(scratch, values[number], basis, eps, tiny):
-            return False
-        for i in range(size):
-            for k in range(wanted):
-                rows[number, i, k] = basis[i, k]
+    lanes = lanes_for(len(matrices), size, matrices.itemsize)
+    together, work = together_for(lanes, size, kind), scratch[0]
+    for first in range(0, len(matrices), lanes):
+        count = min(lanes, len(matrices) - first)
+        shared = worthwhile(count, lanes)
+        if shared:
+            for lane in range(lanes):
+                put(together, matrices[first + lane] if lane < count else work[:0], lane, size, tiny)
+            if not eigh_together(together, size, wanted > 0, eps):
+                return False
+        for number in range(first, first + count):
+            if shared:
+                take(together, number - first, values[number], basis)
+                if wanted:
+                    orthonormalize(basis, scratch[0], scratch[1])
+            else:
+                for i in range(size):
+                    for k in range(size):
+                        work[i, k] = matrices[number, i, k]
+                if not eigh(scratch, values[number], basis, eps, tiny):
+                    return False
+            for i in range(size):
+                for k in range(wanted):
+                    rows[number, i, k] = basis[i, k]
     return True
 
 
@@ -63,7 +95,7 @@ def eigh(
         _accumulate(matrix, weight, basis)
     converged = _diagonal(values, off_diagonal, basis, kind.type(eps))
     if basis.shape[1]:
-        _orthonormalize(basis, matrix, spare)
+        orthonormalize(basis, matrix, spare)
     _sort(values, basis)
     for i in range(size):
         values[i] *= scale
@@ -197,7 +229,7 @@ def _diagonal(d: Array, e: Array, basis: Array, eps: float) -> bool:
 
 
 @inlined
-def _orthonormalize(basis: Array, product: Array, spare: Array) -> None:
+def orthonormalize(basis: Array, product: Array, spare: Array) -> None:
     """One Newton–Schulz step: removes the rounding errors that a thousand rotations have accumulated."""
     np.dot(basis, basis.T, product)
     np.dot(product, basis, spare)
@@ -217,3 +249,246 @@ def _sort(values: Array, rows: Array) -> None:
             for k in range(rows.shape[1]):
                 rows[i - 1, k], rows[i, k] = rows[i, k], rows[i - 1, k]
             i -= 1
+
+
+@inlined
+def lanes_for(count: int, size: int, itemsize: int) -> int:
+    """In how many lanes `count` matrices are decomposed: 1 is one after another."""
+    return BYTES // itemsize if count > _FEW and size <= _LARGEST_TOGETHER else 1
+
+
+@inlined
+def worthwhile(count: int, lanes: int) -> bool:
+    """Whether to decompose `count` matrices in `lanes` lanes together."""
+    return lanes > 1 and count > _FEW
+
+
+@inlined
+def together_for(lanes: int, size: int, kind: Any) -> tuple[Array, Array, Array, Array]:
+    """Workspace for `eigh_together`: the matrices, their eigenvectors, vectors, and the scale of each matrix."""
+    size = size if lanes > 1 else 0
+    whole, line = size * size * lanes, size * lanes
+    return np.zeros(whole, kind), np.zeros(whole, kind), np.zeros(7 * line, kind), np.ones(lanes, kind)
+
+
+@inlined
+def put(together: tuple[Array, Array, Array, Array], matrix: Array, lane: int, size: int, tiny: float) -> None:
+    """Put a symmetric matrix into a lane, or zero if `matrix` has no rows."""
+    matrices, _, _, scales = together
+    lanes, kind = len(scales), matrices.dtype
+    scale = kind.type(tiny)
+    if len(matrix):
+        for i in range(size):
+            for k in range(size):
+                scale = max(scale, abs(matrix[i, k]))
+    scales[lane] = scale
+    for i in range(size):
+        for k in range(i + 1):
+            matrices[(i * size + k) * lanes + lane] = matrix[i, k] / scale if len(matrix) else kind.type(0)
+
+
+@inlined
+def take(together: tuple[Array, Array, Array, Array], lane: int, values: Array, basis: Array) -> None:
+    """The eigenvalues of the matrix in a lane, ascending, and its eigenvectors as rows; `orthonormalize` them."""
+    _, vectors, lines, scales = together
+    size, lanes = len(values), len(scales)
+    for i in range(size):
+        values[i] = lines[i * lanes + lane] * scales[lane]
+    if basis.shape[1]:
+        for k in range(size):
+            for i in range(size):
+                basis[i, k] = vectors[(k * size + i) * lanes + lane]
+    _sort(values, basis)
+
+
+@inlined
+def eigh_together(together: tuple[Array, Array, Array, Array], size: int, wanted: bool, eps: float) -> bool:
+    """Decompose the matrix in each lane, with eigenvectors if `wanted`; False if one did not converge."""
+    matrices, vectors, lines, scales = together
+    line = size * len(scales)
+    diagonal, off_diagonal, weight = lines[:line], lines[line : 2 * line], lines[2 * line : 3 * line]
+    first, second = lines[3 * line : 4 * line], lines[4 * line : 5 * line]
+    _tridiagonal_together(matrices, size, diagonal, off_diagonal, weight, first, second)
+    if wanted:
+        _accumulate_together(matrices, size, weight, vectors)
+    return _diagonal_together(diagonal, off_diagonal, size, vectors, first, second, wanted, eps)
+
+
+@inlined
+def _tridiagonal_together(
+    a: Array, size: int, diagonal: Array, off_diagonal: Array, weight: Array, v: Array, w: Array
+) -> None:
+    """`_tridiagonal` in each lane, by the lower triangle alone."""
+    kind = a.dtype
+    zero, half, one = everywhere(a, kind.type(0)), everywhere(a, kind.type(0.5)), everywhere(a, kind.type(1))
+    least = everywhere(a, kind.type(1e-37))
+    for i in range(size - 1, 0, -1):
+        row = i * size
+        store(diagonal, i, load(a, row + i))
+        square = zero
+        for k in range(i):
+            entry = load(a, row + k)
+            store(v, k, entry)
+            store(w, k, zero)
+            square = square + entry * entry
+        last = load(a, row + i - 1)
+        reduced = square - last * last <= least
+        length = square_root(square)
+        reflected = choose(last > zero, zero - length, length)
+        store(off_diagonal, i - 1, choose(reduced, last, reflected))
+        scale = choose(reduced, zero, one / choose(reduced, one, square - last * reflected))
+        store(weight, i, scale)
+        entry = last - reflected
+        store(a, row + i - 1, entry)
+        store(v, i - 1, entry)
+        for r in range(i):
+            here = load(v, r)
+            total = load(a, r * size + r) * here
+            for k in range(r):
+                entry = load(a, r * size + k)
+                store(w, k, load(w, k) + entry * here)
+                total = total + entry * load(v, k)
+            store(w, r, load(w, r) + total)
+        along = zero
+        for k in range(i):
+            entry = load(w, k) * scale
+            store(w, k, entry)
+            along = along + entry * load(v, k)
+        along = along * scale * half
+        for k in range(i):
+            store(w, k, load(w, k) - along * load(v, k))
+        for r in range(i):
+            here, turned = load(v, r), load(w, r)
+            for k in range(r + 1):
+                entry = load(a, r * size + k)
+                store(a, r * size + k, entry - here * load(w, k) - turned * load(v, k))
+    store(diagonal, 0, load(a, 0))
+    store(off_diagonal, size - 1, zero)
+
+
+@inlined
+def _accumulate_together(a: Array, size: int, weight: Array, vectors: Array) -> None:
+    """`_accumulate` in each lane, transposed: `vectors` has a row for each component."""
+    kind = a.dtype
+    zero, one = everywhere(a, kind.type(0)), everywhere(a, kind.type(1))
+    for r in range(size):
+        for k in range(size):
+            store(vectors, r * size + k, one if r == k else zero)
+    for i in range(1, size):
+        scale = load(weight, i)
+        for r in range(i):
+            along = zero
+            for k in range(i):
+                along = along + load(vectors, r * size + k) * load(a, i * size + k)
+            along = along * scale
+            for k in range(i):
+                entry = load(vectors, r * size + k)
+                store(vectors, r * size + k, entry - along * load(a, i * size + k))
+    for r in range(size):
+        for k in range(r):
+            entry = load(vectors, r * size + k)
+            store(vectors, r * size + k, load(vectors, k * size + r))
+            store(vectors, k * size + r, entry)
+
+
+@inlined
+def _diagonal_together(
+    d: Array, e: Array, size: int, vectors: Array, cosines: Array, sines: Array, wanted: bool, eps: float
+) -> bool:
+    """`_diagonal` in each lane. Its `high` differs between lanes: above it a lane rotates by nothing."""
+    kind = d.dtype
+    zero, one, two = everywhere(d, kind.type(0)), everywhere(d, kind.type(1)), everywhere(d, kind.type(2))
+    large, faint = everywhere(d, kind.type(1e15)), everywhere(d, kind.type(1e-30))
+    rounding, noise = everywhere(d, kind.type(eps)), everywhere(d, kind.type(eps) * kind.type(eps))
+    for low in range(size):
+        settled = False
+        for _ in range(_ATTEMPTS):
+            # Positions are kept as numbers of the same kind, to compare them in the lanes.
+            high, corner, right = everywhere(d, kind.type(size - 1)), load(d, size - 1), load(d, size - 1)
+            for i in range(size - 2, low - 1, -1):
+                here = load(d, i)
+                small = magnitude(load(e, i)) <= rounding * (magnitude(here) + magnitude(right)) + noise
+                high = choose(small, everywhere(d, kind.type(i)), high)
+                corner = choose(small, here, corner)
+                right = here
+            turning = high > everywhere(d, kind.type(low))
+            if not anywhere(turning):
+                settled = True
+                break
+            top = size - 1
+            while not anywhere(high > everywhere(d, kind.type(top - 1))):
+                top -= 1
+            # Wilkinson's shift.
+            beside = choose(turning, load(e, low), one)
+            g = (load(d, low + 1) - load(d, low)) / (two * beside)
+            length = square_root(g * g + one)
+            shift = corner - load(d, low) + beside / (g + choose(g < zero, zero - length, length))
+            g, s, c, p, below = zero, zero, one, zero, load(d, top)
+            for i in range(top - 1, low - 1, -1):
+                place = everywhere(d, kind.type(i))
+                inside, begins = high > place, high == place + one
+                g, p = choose(begins, shift, g), choose(begins, zero, p)
+                s, c = choose(begins, one, s), choose(begins, one, c)
+                f, b = s * load(e, i), c * load(e, i)
+                square = f * f + g * g
+                r, vanishing = square_root(square), square <= faint
+                if anywhere(vanishing):
+                    # Squares would underflow.
+                    more, longer = f * large, g * large
+                    r = choose(vanishing, square_root(more * more + longer * longer) / large, r)
+                store(e, i + 1, choose(begins, zero, choose(inside, r, load(e, i + 1))))
+                turns = r > zero
+                divisor = choose(turns, r, one)
+                s = choose(inside, choose(turns, f / divisor, zero), zero)
+                c = choose(inside, choose(turns, g / divisor, one), one)
+                g = below - p
+                here = load(d, i)
+                r = (here - g) * s + two * c * b
+                p = choose(inside, s * r, zero)
+                store(d, i + 1, choose(inside, g + p, below))
+                g = c * r - b
+                below = here
+                store(cosines, i, c)
+                store(sines, i, s)
+            store(d, low, below - p)
+            store(e, low, choose(turning, g, load(e, low)))
+            if wanted:
+                _rotate_together(vectors, size, low, top, cosines, sines)
+        if not settled:
+            return False
+    return True
+
+
+@inlined
+def _rotate_together(vectors: Array, size: int, low: int, top: int, cosines: Array, sines: Array) -> None:
+    """Apply the rotations of one step to each row, four rows at a time: each waits for its last rotation."""
+    whole = size // 4 * 4
+    for k in range(0, whole, 4):
+        one, two, three, four = k * size, (k + 1) * size, (k + 2) * size, (k + 3) * size
+        a, b = load(vectors, one + top), load(vectors, two + top)
+        c, d = load(vectors, three + top), load(vectors, four + top)
+        for i in range(top - 1, low - 1, -1):
+            cosine, sine = load(cosines, i), load(sines, i)
+            above = load(vectors, one + i)
+            store(vectors, one + i + 1, sine * above + cosine * a)
+            a = cosine * above - sine * a
+            above = load(vectors, two + i)
+            store(vectors, two + i + 1, sine * above + cosine * b)
+            b = cosine * above - sine * b
+            above = load(vectors, three + i)
+            store(vectors, three + i + 1, sine * above + cosine * c)
+            c = cosine * above - sine * c
+            above = load(vectors, four + i)
+            store(vectors, four + i + 1, sine * above + cosine * d)
+            d = cosine * above - sine * d
+        store(vectors, one + low, a)
+        store(vectors, two + low, b)
+        store(vectors, three + low, c)
+        store(vectors, four + low, d)
+    for k in range(whole, size):
+        carried = load(vectors, k * size + top)
+        for i in range(top - 1, low - 1, -1):
+            above, cosine, sine = load(vectors, k * size + i), load(cosines, i), load(sines, i)
+            store(vectors, k * size + i + 1, sine * above + cosine * carried)
+            carried = cosine * above - sine * carried
+        store(vectors, k * size + low, carried)

@@ -1,4 +1,4 @@
-"""`usvt` for one matrix after another, and its adjoint.
+"""`usvt` of each matrix, and its adjoint.
 
 In single precision the eigenvectors of the Gram matrix do not separate the singular values at the cutoff, which
 are small and close together. Double precision would take twice as long for all of them; only the angles between
@@ -13,7 +13,16 @@ from numpy.typing import NDArray
 
 from menet.kernels.compiling import Array, compiled, inlined, padded, scale_of
 from menet.kernels.completion import apply_derivative, derivative_for
-from menet.kernels.eigenvectors import eigh, scratch_for
+from menet.kernels.eigenvectors import (
+    eigh,
+    eigh_together,
+    lanes_for,
+    put,
+    scratch_for,
+    take,
+    together_for,
+    worthwhile,
+)
 
 _LARGEST_ANGLE = 0.01
 """Beyond it the correction's own error, of second order, would show; the matrix is then decomposed in double."""
@@ -29,97 +38,126 @@ def truncate_each(
     reached: tuple[Array, Array, NDArray[np.int64]],
     eps: float,
     tiny: float,
-) -> bool:
+) -> int:
     """Keep the `count` largest singular values, or those of at least `threshold` if `count` is 0.
 
     The result is divided by `fraction`. Where `reached` is not empty, it receives the singular values divided by
-    `scale_of` the matrix, the right singular vectors as rows, and how many are dropped. Returns False if an
-    eigenvalue iteration did not converge.
+    `scale_of` the matrix, the singular vectors of its shorter side as rows (of a square one the right ones, as
+    `linalg.tall` has it), and how many are dropped. `out` may be `x`. Returns how many matrices are done: less
+    than all if an eigenvalue iteration did not converge.
     """
-    rows, size = x.shape[1], x.shape[2]
+    turned = x.shape[1] >= x.shape[2]
+    size, long = min(x.shape[1], x.shape[2]), max(x.shape[1], x.shape[2])
     width = padded(size)
     kind = x.dtype
     single = eps > 1e-10 and count > 0
-    narrow, result = np.zeros((rows, width), kind), np.zeros((rows, width), kind)
     basis, values, scratch = np.zeros((width, width), kind), np.empty(size, kind), scratch_for(size, kind)
-    coordinates = np.empty(rows * width, kind)
-    wide, exact, squares = np.zeros((rows, width)), np.zeros((width, width)), np.empty(size)
+    lanes = lanes_for(len(x), size, x.itemsize) if single else 1
+    narrow, scales = np.zeros((lanes, width, long), kind), np.ones(lanes, kind)
+    together, result, part = (
+        together_for(lanes, size, kind),
+        np.zeros((width, long), kind),
+        np.empty(width * long, kind),
+    )
+    wide, exact, squares = np.zeros((width, long)), np.zeros((width, width)), np.empty(size)
     wide_scratch = scratch_for(size, wide.dtype)
     small = np.zeros((width, width), kind), np.zeros((width, width), kind), np.zeros((width, width), kind)
-    work = np.empty(rows * width), np.zeros((width, width)), exact, *small
+    work = np.empty((width, long)), np.zeros((width, width)), exact, *small
     keep_values, keep_basis, keep_dropped = reached
-    for number in range(len(x)):
-        scale = scale_of(x[number], kind.type(tiny))
-        for r in range(rows):
-            for k in range(size):
-                narrow[r, k] = x[number, r, k] / scale
-                wide[r, k] = narrow[r, k]
-        dropped = max(size - count, 0)
-        separated = False
-        if single:
-            np.dot(narrow.T, narrow, scratch[0])
-            if not eigh(scratch, values, basis, eps, tiny):
-                return False
+    for first in range(0, len(x), lanes):
+        these = min(lanes, len(x) - first)
+        shared = single and worthwhile(these, lanes)
+        for lane in range(these):
+            scales[lane] = scale_of(x[first + lane], kind.type(tiny))
+            inverse = kind.type(1) / scales[lane]
             for i in range(size):
-                squares[i] = max(values[i], kind.type(0))
-            separated = dropped == 0 or _separate(wide, squares, basis, dropped, len(keep_values) > 0, work)
-        if not separated:
-            np.dot(wide.T, wide, wide_scratch[0])
-            if not eigh(wide_scratch, squares, exact, 2.220446049250313e-16, 2.2250738585072014e-308):
-                return False
-            if count == 0:
-                cutoff = threshold[number] / scale
-                dropped = 0
-                while dropped < size and math.sqrt(max(squares[dropped], 0.0)) < cutoff:
-                    dropped += 1
+                for k in range(long):
+                    entry = x[first + lane, k, i] if turned else x[first + lane, i, k]
+                    narrow[lane, i, k] = entry * inverse
+        if shared:
+            for lane in range(lanes):
+                if lane < these:
+                    np.dot(narrow[lane], narrow[lane].T, scratch[0])
+                put(together, scratch[0] if lane < these else scratch[0][:0], lane, size, tiny)
+            if not eigh_together(together, size, True, eps):
+                return first
+        for lane in range(these):
+            number, scale = first + lane, scales[lane]
             for i in range(size):
-                for k in range(width):
-                    basis[i, k] = exact[i, k]
-        factor = kind.type(1) / fraction[number]
-        # Project on the fewer vectors.
-        few = dropped <= size - dropped
-        chosen = basis[:dropped] if few else basis[dropped:size]
-        if len(chosen):
-            part = coordinates[: rows * len(chosen)].reshape(rows, len(chosen))
-            np.dot(narrow, chosen.T, part)
-            np.dot(part, chosen, result)
-        else:
-            result[:] = 0
-        for r in range(rows):
-            for k in range(size):
-                value = narrow[r, k] - result[r, k] if few else result[r, k]
-                out[number, r, k] = value * factor * scale
-        if len(keep_values):
-            keep_dropped[number] = dropped
+                for k in range(long):
+                    wide[i, k] = narrow[lane, i, k]
+            dropped = max(size - count, 0)
+            separated = False
+            if single:
+                if shared:
+                    take(together, lane, values, basis)
+                else:
+                    np.dot(narrow[lane], narrow[lane].T, scratch[0])
+                    if not eigh(scratch, values, basis, eps, tiny):
+                        return number
+                for i in range(size):
+                    squares[i] = max(values[i], kind.type(0))
+                separated = dropped == 0 or _separate(wide, squares, basis, dropped, len(keep_values) > 0, work)
+            if not separated:
+                np.dot(wide, wide.T, wide_scratch[0])
+                if not eigh(wide_scratch, squares, exact, 2.220446049250313e-16, 2.2250738585072014e-308):
+                    return number
+                if count == 0:
+                    cutoff = threshold[number] / scale
+                    dropped = 0
+                    while dropped < size and math.sqrt(max(squares[dropped], 0.0)) < cutoff:
+                        dropped += 1
+                for i in range(size):
+                    for k in range(width):
+                        basis[i, k] = exact[i, k]
+            factor = scale * (kind.type(1) / fraction[number])
+            # Project on the fewer vectors.
+            few = dropped <= size - dropped
+            chosen = basis[:dropped] if few else basis[dropped:size]
+            if len(chosen):
+                coordinates = part[: len(chosen) * long].reshape(len(chosen), long)
+                np.dot(chosen, narrow[lane], coordinates)
+                np.dot(chosen.T, coordinates, result)
+            else:
+                result[:] = 0
             for i in range(size):
-                keep_values[number, i] = math.sqrt(max(squares[i], 0.0))
-                for k in range(size):
-                    keep_basis[number, i, k] = basis[i, k]
-    return True
+                for k in range(long):
+                    value = (narrow[lane, i, k] - result[i, k] if few else result[i, k]) * factor
+                    if turned:
+                        out[number, k, i] = value
+                    else:
+                        out[number, i, k] = value
+            if len(keep_values):
+                keep_dropped[number] = dropped
+                for i in range(size):
+                    keep_values[number, i] = math.sqrt(max(squares[i], 0.0))
+                    for k in range(size):
+                        keep_basis[number, i, k] = basis[i, k]
+    return len(x)
 
 
 @inlined
 def _separate(x: Array, squares: Array, basis: Array, dropped: int, others: bool, work: Any) -> bool:
-    """Turn the first `dropped` eigenvectors of xᵀx away from the others; False if they are too close for that.
+    """Turn the first `dropped` eigenvectors of xxᵀ away from the others; False if they are too close for that.
 
-    With r = xᵀxv − λv for a dropped vector v and its Rayleigh quotient λ, the angle to a kept vector w with value
+    With r = xxᵀv − λv for a dropped vector v and its Rayleigh quotient λ, the angle to a kept vector w with value
     μ is r·w / (λ − μ) to first order. Only r needs double precision, because it is a small difference. With
     `others` the kept vectors turn as well, and the values of the nearest ones become Rayleigh quotients.
     """
     images, residuals, exact, small, angles, turned = work
-    size, width, rows = len(squares), basis.shape[1], len(x)
+    size, width, long = len(squares), basis.shape[1], x.shape[1]
     near = min(size, dropped + 4) if others else dropped
-    image = images[: rows * near].reshape(rows, near)
+    image = images[:near]
     for i in range(near):
         for k in range(width):
             exact[i, k] = basis[i, k]
-    np.dot(x, exact[:near].T, image)
+    np.dot(exact[:near], x, image)
     for i in range(near):
         total = 0.0
-        for r in range(rows):
-            total += image[r, i] * image[r, i]
+        for k in range(long):
+            total += image[i, k] * image[i, k]
         squares[i] = total
-    np.dot(image.T, x, residuals[:near])
+    np.dot(image, x.T, residuals[:near])
     for j in range(dropped):
         for k in range(width):
             small[j, k] = residuals[j, k] - squares[j] * exact[j, k]
@@ -158,7 +196,8 @@ def truncate_adjoint_each(
 ) -> None:
     """As `linalg.truncate_derivative`, by the derivative of the part that is dropped if that is smaller."""
     keep_values, keep_basis, keep_dropped = reached
-    rows, size = x.shape[1], x.shape[2]
+    tall = x.shape[1] >= x.shape[2]
+    rows, size = max(x.shape[1], x.shape[2]), min(x.shape[1], x.shape[2])
     width = padded(size)
     kind = x.dtype
     zero, one, half, least = kind.type(0), kind.type(1), kind.type(0.5), kind.type(math.sqrt(tiny))
@@ -172,11 +211,12 @@ def truncate_adjoint_each(
     left, _, stacked_left, stacked_right, symmetric, skew = work[:6]
     for number in range(len(x)):
         scale = scale_of(x[number], kind.type(tiny))
-        factor = one / fraction[number]
-        for r in range(rows):
-            for k in range(size):
-                narrow[r, k] = x[number, r, k] / scale
-                direction[r, k] = outgoing[number, r, k] * factor
+        factor, inverse = one / fraction[number], one / scale
+        for i in range(x.shape[1]):
+            for j in range(x.shape[2]):
+                r, k = (i, j) if tall else (j, i)
+                narrow[r, k] = x[number, i, j] * inverse
+                direction[r, k] = outgoing[number, i, j] * factor
         dropped = keep_dropped[number]
         few = dropped <= size - dropped
         chosen = dropped if few else size - dropped
@@ -210,6 +250,7 @@ def truncate_adjoint_each(
             for k in range(width):
                 stacked_right[chosen + i, k] = basis[first + i, k]
         apply_derivative(direction, basis, ratio, chosen, work, image)
-        for r in range(rows):
-            for k in range(size):
-                gradient[number, r, k] = direction[r, k] - image[r, k] if few else image[r, k]
+        for i in range(x.shape[1]):
+            for j in range(x.shape[2]):
+                r, k = (i, j) if tall else (j, i)
+                gradient[number, i, j] = direction[r, k] - image[r, k] if few else image[r, k]

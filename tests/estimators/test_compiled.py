@@ -28,8 +28,9 @@ def faults_of(matrices, values, vectors) -> tuple[float, float, bool]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 16, 17, 28, 32, 64, 96])
-def test_eigenvectors_are_those_of_lapack(kind, size, generator):
-    x = torch.randn(5, size, size, dtype=kind, generator=generator)
+@pytest.mark.parametrize("count", [5, 39], ids=["one by one", "together"])
+def test_eigenvectors_are_those_of_lapack(kind, size, count, generator):
+    x = torch.randn(count, size, size, dtype=kind, generator=generator)
     matrices = x + x.mT
     values, vectors = linalg.eigh(matrices)
     apart, wrong, descends = faults_of(matrices, values, vectors)
@@ -50,16 +51,19 @@ def test_eigenvectors_are_those_of_lapack(kind, size, generator):
 )
 @settings(max_examples=150)
 def test_any_scale_rank_and_repetition(size, rank, magnitude, repeated, seed):
+    """Alone, and in a register with seven others of which each has another scale and one more of rank."""
     generator = torch.Generator().manual_seed(seed)
-    basis, _ = torch.linalg.qr(torch.randn(size, size, generator=generator))
-    values = torch.rand(size, generator=generator)
-    values[rank:] = 0
+    basis, _ = torch.linalg.qr(torch.randn(8, size, size, generator=generator))
+    values = torch.rand(8, size, generator=generator)
+    values *= torch.arange(size) < rank + torch.arange(8)[:, None]
     if repeated:
         values = (values * 3).round()
-    matrix = ((basis * values) @ basis.mT * 10.0**magnitude)[None]
-    apart, wrong, descends = faults_of(matrix, *linalg.eigh(matrix))
-    assert max(apart, wrong) < 2e-5
-    assert not descends
+    scale = 10.0 ** (magnitude * torch.tensor([1.0, -1, 0.5, -0.5, 0, 0.25, -0.25, 1]))[:, None, None]
+    matrices = (basis * values[:, None, :]) @ basis.mT * scale
+    for some_of_them in (matrices[:1], matrices):
+        apart, wrong, descends = faults_of(some_of_them, *linalg.eigh(some_of_them))
+        assert max(apart, wrong) < 2e-5
+        assert not descends
 
 
 @pytest.mark.parametrize("faint", [1e-10, 1e-17, 1e-25, 1e-38, 1e-44, 0.0])
@@ -102,8 +106,9 @@ def test_diagonal_zero_and_empty():
 
 
 @pytest.mark.parametrize("poison", [torch.nan, torch.inf])
-def test_what_is_not_finite_ends(poison):
-    matrices = torch.eye(8)[None].clone()
+@pytest.mark.parametrize("count", [1, 20])
+def test_what_is_not_finite_ends(poison, count):
+    matrices = torch.eye(8).repeat(count, 1, 1)
     matrices[0, 3, 4] = matrices[0, 4, 3] = poison
     try:
         values, _ = linalg.eigh(matrices)
@@ -128,6 +133,42 @@ def test_same_steps_as_the_solver_in_torch(estimator, shape, kind, generator, mo
     within = {"rtol": 1e-6, "atol": 1e-9} if kind == torch.float64 else {"rtol": 0, "atol": 5e-3}
     torch.testing.assert_close(fast.estimate, plain.estimate, **within)
     assert bool(((fast.iterations - plain.iterations).abs() <= (0 if kind == torch.float64 else 6)).all())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("estimator", [NuclearNorm(tol=1e-4), SoftImpute(tol=1e-4), USVT()], ids=str)
+def test_in_a_batch_of_all_kinds_each_is_as_alone(estimator, kind, generator):
+    """More matrices than lanes, so that each waits for another one to be done: easy, hard, empty, whole, tiny."""
+    x = torch.rand(40, 24, 3, generator=generator, dtype=kind) @ torch.rand(
+        40, 3, 60, generator=generator, dtype=kind
+    )
+    x[5:12] += 0.3 * torch.rand(7, 24, 60, generator=generator, dtype=kind)
+    x[12:15], x[15] = x[12:15] * 1e-4, 0
+    p = torch.linspace(0.2, 1, 40)[torch.randperm(40, generator=generator)]
+    p[3] = 0
+    mask = torch.rand(x.shape, generator=generator) < p[:, None, None]
+    together = estimator(x, mask)
+    alone = torch.cat([estimator(x[i : i + 1], mask[i : i + 1]) for i in range(40)])
+    scale = x.abs().amax((1, 2), keepdim=True).clamp(min=1e-30)
+    within = 1e-9 if kind == torch.float64 else 1e-3
+    torch.testing.assert_close(together / scale, alone / scale, rtol=0, atol=within)
+
+
+def test_what_the_truncation_leaves_is_done_in_torch(generator, monkeypatch):
+    """As if the eighth eigenvalue iteration did not converge; the estimate takes the place of its input."""
+    from menet.kernels import truncation
+
+    x = torch.rand(20, 12, 30, generator=generator)
+    mask = masks.bernoulli(x.shape, 0.5, generator)
+    whole, loop = USVT()(x, mask), truncation.truncate_each
+
+    def stops(x, threshold, count, fraction, out, *rest):
+        return loop(x[:7], threshold[:7], count, fraction[:7], out[:7], *rest)
+
+    monkeypatch.setattr(truncation, "truncate_each", stops)
+    torch.testing.assert_close(USVT()(x, mask), whole, rtol=0, atol=1e-5)
+    leaf = x.clone().requires_grad_()
+    torch.testing.assert_close(USVT()(leaf, mask), whole, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
