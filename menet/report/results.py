@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from menet.data import SOURCES
 from menet.errors import RecordError
 from menet.evaluation.accuracy import Accuracy, accuracy
 from menet.evaluation.certify import CertificateSummary, certificate_summary, certified_accuracies
@@ -47,7 +48,7 @@ class Entry:
 
     @property
     def training(self) -> str:
-        return training_words(self.made)
+        return training_words(self.made) + _part_of_dataset(self.decisive)
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,16 @@ def training_words(made: Mapping[str, Any]) -> str:
     if made.get("seconds"):
         words.append(format_duration(made["seconds"]))
     return ", ".join(words)
+
+
+def _part_of_dataset(records: Records) -> str:
+    """Says so where less of the dataset was there than its publishers have; then so it was for the training."""
+    dataset = records.evaluation["dataset"]
+    known = SOURCES.get(dataset["name"])
+    published = known.images[1] if known and known.images and dataset.get("split") == "test" else 0
+    if not 0 < dataset.get("examples", published) < published:
+        return ""
+    return f", part of the dataset ({dataset['examples']:,} of {published:,} test images)"
 
 
 def entries(folder: Path) -> list[Entry]:

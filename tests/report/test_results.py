@@ -27,6 +27,7 @@ from menet.evaluation.results import write_results
 from menet.experiments.jobs import Workspace
 from menet.experiments.plan import FORMAT, save_summary
 from menet.report.board import entries, problems, results_markdown, write_board
+from menet.report.results import Entry
 
 
 @settings(max_examples=20)
@@ -289,6 +290,20 @@ def test_nothing_of_many_is_not_listed(tmp_path):
                 archive.writestr(f"{name}.npy", plain.getvalue() if name == "header" else content)
         with pytest.raises(RecordError, match=r"a\.npz is not a file of results"):
             read_result(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "there", "words"),
+    [
+        ("svhn", "test", 10_240, ", part of the dataset (10,240 of 26,032 test images)"),
+        ("svhn", "test", 26_032, ""),
+        ("svhn", "train", 10_240, ""),
+        ("my images", "test", 10, ""),
+    ],
+)
+def test_a_part_of_a_dataset_is_told_beside_the_training(name, split, there, words):
+    found = Records({"evaluation": {"dataset": {"name": name, "split": split, "examples": there}}}, ())
+    assert Entry("a", {}, (found,)).training == "not recorded" + words
 
 
 @pytest.mark.parametrize(
