@@ -265,10 +265,10 @@ def worthwhile(count: int, lanes: int) -> bool:
 
 @inlined
 def together_for(lanes: int, size: int, kind: Any) -> tuple[Array, Array, Array, Array]:
-    """Workspace for `eigh_together`: the matrices, their eigenvectors, vectors, and the scale of each matrix."""
+    """Workspace for `eigh_together`: the matrices, their eigenvectors, five rows of numbers, and their scales."""
     size = size if lanes > 1 else 0
     whole, line = size * size * lanes, size * lanes
-    return np.zeros(whole, kind), np.zeros(whole, kind), np.zeros(7 * line, kind), np.ones(lanes, kind)
+    return np.zeros(whole, kind), np.zeros(whole, kind), np.zeros(5 * line, kind), np.ones(lanes, kind)
 
 
 @inlined
