@@ -20,7 +20,7 @@ NEWTON_STEPS = 60
 # Conjugate gradients may be inexact inside Newton's method: their relative residual far from the goal and close
 # to it, and how many times `tol`·λ is far.
 NEWTON_ITERATIONS = 30
-FORCING = (0.3, 0.1, 30.0)
+FORCING = (0.3, 0.1, 10.0)
 # The initial damping, and its factors after a step that lowered the gradient and one that did not.
 DAMPING = (4.0, 0.5, 8.0)
 # The initial damping after gradient steps from a local average, which is further from the minimum.

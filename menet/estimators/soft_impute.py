@@ -43,9 +43,8 @@ def soft_impute(
     """
     check_stopping(tol, max_iter, gradient_tol)
     threshold = _threshold(x, shrinkage)
-    estimate = solver.complete(x[:, None], mask[:, None], threshold, None, tol, max_iter, gradient_tol)[:, 0]
-    # As `torch.where(mask, x, estimate)`, since `x` is zero elsewhere, in a fifth of the time.
-    return x + estimate * (~mask).view(torch.uint8) if restore_observed else estimate
+    stopping = tol, max_iter, gradient_tol
+    return solver.complete(x[:, None], mask[:, None], threshold, None, *stopping, restore_observed)[:, 0]
 
 
 @register("soft-impute")

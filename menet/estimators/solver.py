@@ -55,17 +55,19 @@ def complete(
     tol: float,
     max_iter: int,
     gradient_tol: float | None = None,
+    restore: bool = False,
 ) -> Tensor:
-    """The minimizer for each block of zero-filled `x` `(b, c, n, m)`.
+    """The minimizer for each block of zero-filled `x` `(b, c, n, m)`; `restore` puts observed entries back.
 
     A block stops when the norm of its gradient is at most `tol`·λ, which bounds its relative duality gap by about
     2·`tol` and in practice leaves the objective within `tol`² of its minimum, or when its gap is at most `tol`².
     Differentiable in `x` and in `threshold` `(b,)`, by the implicit function theorem at the minimizer; its linear
-    system is solved to a relative residual of `gradient_tol`.
+    system is solved to a relative residual of `gradient_tol`. Where no gradient is asked for, the estimate takes
+    the place of `x`: fresh memory would take a tenth of the time.
     """
     if gradient_tol is None:
         gradient_tol = GRADIENT_TOLERANCE[x.dtype]
-    estimate: Tensor = _Complete.apply(x, mask, threshold, mixing, tol, max_iter, gradient_tol)
+    estimate: Tensor = _Complete.apply(x, mask, threshold, mixing, tol, max_iter, gradient_tol, restore)
     return estimate
 
 
@@ -112,25 +114,49 @@ class _Complete(torch.autograd.Function):
         tol: float,
         max_iter: int,
         gradient_tol: float,
+        restore: bool,
     ) -> Tensor:
         compiled = mixing is None and kernels.suit(linalg.tall(x), kernels.LARGEST_SOLVED)
         keep = any(context.needs_input_grad) and compiled
-        estimate = torch.empty_like(x, memory_format=torch.contiguous_format)
+        estimate = x
+        if any(context.needs_input_grad) or not x.is_contiguous():
+            estimate = torch.empty_like(x, memory_format=torch.contiguous_format)
+        else:
+            context.mark_dirty(x)
 
         def chunk(x: Tensor, mask: Tensor, threshold: Tensor, out: Tensor) -> tuple[Tensor, ...]:
+            if not restore:
+                return minimum(x, mask, threshold, out)
+            found = torch.empty_like(x, memory_format=torch.contiguous_format)
+            rest = minimum(x, mask, threshold, found)
+            # As `torch.where(mask, x, found)`, since `x` is zero elsewhere, in a fifth of the time.
+            torch.add(x, found.mul_((~mask).view(torch.uint8)), out=out)
+            return rest
+
+        def minimum(x: Tensor, mask: Tensor, threshold: Tensor, out: Tensor) -> tuple[Tensor, ...]:
+            if compiled and min(x.shape[-2:]) <= kernels.LARGEST:
+                # The compiled solver reads matrices of both orientations and writes where the estimate goes.
+                options = None, newton.FIRST_STEPS, tol, max_iter, keep
+                found = _compiled(x.contiguous(), mask.contiguous(), threshold, *options, out)
+                assert found is not None
+                x, mask, out = (linalg.tall(part) for part in (x, mask, out))
+                _, iterations, _, *reached = _finish(
+                    x, mask, threshold, mixing, tol, max_iter, None, out, *found[1:]
+                )
+                return iterations, *reached
             x, mask = (linalg.tall(part).contiguous() for part in (x, mask))
-            found, iterations, _, *reached = solve(x, mask, threshold, mixing, tol, max_iter, keep)
-            linalg.tall(out).copy_(found)
+            estimate, iterations, _, *reached = solve(x, mask, threshold, mixing, tol, max_iter, keep)
+            linalg.tall(out).copy_(estimate)
             return iterations, *reached
 
         elements = linalg.ELEMENTS_PER_LOOP if compiled else linalg.ELEMENTS_PER_CHUNK
         iterations, *reached = linalg.in_chunks(chunk, [x, mask, threshold, estimate], elements)
         warn_unconverged(iterations)
-        context.gradient_tol = gradient_tol
+        context.gradient_tol, context.restore = gradient_tol, restore
         if keep:
             context.save_for_backward(mask, *reached)
         else:
-            context.save_for_backward(mask, x, threshold, estimate, mixing)
+            context.save_for_backward(mask, x, threshold, None if estimate is x else estimate, mixing)
         context.compiled = keep
         return estimate
 
@@ -138,6 +164,9 @@ class _Complete(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(context: Any, outgoing: Tensor) -> tuple[Tensor | None, ...]:
         mask, *saved = context.saved_tensors
+        straight = outgoing
+        if context.restore:
+            outgoing = outgoing * (~mask).view(torch.uint8)
         of_x = torch.empty_like(outgoing, memory_format=torch.contiguous_format)
 
         def compiled(outgoing: Tensor, of_x: Tensor, mask: Tensor, *reached: Tensor) -> tuple[Tensor]:
@@ -159,7 +188,9 @@ class _Complete(torch.autograd.Function):
         else:
             x, threshold, estimate, mixing = saved
             (of_threshold,) = linalg.in_chunks(batched, [outgoing, of_x, threshold, x, mask, estimate])
-        return of_x, None, of_threshold, *[None] * 4
+        if context.restore:
+            of_x += straight * mask.view(torch.uint8)
+        return of_x, None, of_threshold, *[None] * 5
 
 
 def solve(
@@ -179,19 +210,35 @@ def solve(
     adjoint needs: the filled matrices, their singular values and right singular vectors (as rows), and λ. `start`
     is an estimate close to the minimum, as that of another λ.
     """
-    estimate, iterations, *reached = _attempt(x, mask, threshold, mixing, tol, max_iter, keep, start)
+    attempt = _attempt(x, mask, threshold, mixing, tol, max_iter, keep, start)
+    return _finish(x, mask, threshold, mixing, tol, max_iter, start, *attempt)
+
+
+def _finish(
+    x: Tensor,
+    mask: Tensor,
+    threshold: Tensor,
+    mixing: Tensor | None,
+    tol: float,
+    max_iter: int,
+    start: Tensor | None,
+    estimate: Tensor,
+    iterations: Tensor,
+    *reached: Tensor,
+) -> tuple[Tensor, ...]:
+    """Solve what the attempt left, into the same tensors."""
     certified = torch.full(x.shape[:1], torch.inf, dtype=torch.float64, device=x.device)
     left = iterations == 0
     if bool(left.any()):
         rest = None if mixing is None else mixing.double()
-        part = x[left].double(), mask[left], threshold[left].double(), rest
+        part = x[left].double().contiguous(), mask[left].contiguous(), threshold[left].double(), rest
         if x.dtype == torch.float64:
             found = splitting.split_blocks(*part, tol, max_iter)
         else:
             begin = None if start is None else start[left].double()
             found = solve(*part, tol, max_iter, start=begin)
         estimate[left], iterations[left], certified[left] = found[0].to(x.dtype), found[1], found[2]
-        if keep:
+        if reached:
             for whole, piece in zip(reached, _reached(*part, found[0]), strict=True):
                 whole[left] = piece.to(x.dtype)
     return estimate, iterations, certified, *reached
@@ -310,16 +357,23 @@ def _compiled(
     tol: float,
     max_iter: int,
     keep: bool,
+    estimate: Tensor | None = None,
 ) -> tuple[Tensor, ...] | None:
-    """Blocks of one slice by the compiled solver; None where it does not apply."""
-    if not kernels.suit(x, kernels.LARGEST_SOLVED):
+    """Blocks of one slice by the compiled solver; None where it does not apply.
+
+    Without `start` they may also be wide. An `estimate` to write to may share its memory with `x`, of which is
+    left as it was what these steps did not solve.
+    """
+    if not kernels.suit(linalg.tall(x), kernels.LARGEST_SOLVED):
         return None
     from menet.kernels.completion import complete_each
 
-    estimate, iterations = torch.empty_like(x), torch.empty(len(x), dtype=torch.long)
-    count, size = len(x) if keep else 0, x.shape[-1]
+    anew = estimate is None
+    estimate = torch.empty_like(x) if estimate is None else estimate
+    iterations = torch.zeros(len(x), dtype=torch.long)
+    count, rows, size = len(x) if keep else 0, max(x.shape[2:]), min(x.shape[2:])
     reached = (
-        *(x.new_empty(count, 1, *x.shape[2:]), x.new_empty(count, size), x.new_empty(count, size, size)),
+        *(x.new_empty(count, 1, rows, size), x.new_empty(count, size), x.new_empty(count, size, size)),
         x.new_empty(count),
     )
     precision = torch.finfo(x.dtype)
@@ -336,7 +390,7 @@ def _compiled(
         precision.eps,
         precision.tiny,
     )
-    if not converged:
+    if not converged and anew:
         return None
     return estimate, iterations, *(reached if keep else ())
 

@@ -30,6 +30,7 @@ from numba.core.serialize import dumps
 from numpy.typing import NDArray
 
 from menet.files import write_atomically
+from menet.kernels.lanes import BYTES, choose, everywhere, load, magnitude, store
 
 Array = NDArray[np.floating]
 Number = float | np.floating
@@ -71,10 +72,20 @@ def padded(size: int) -> int:
 @inlined
 def scale_of(x: Array, tiny: Number) -> Number:
     """A power of two close to the largest entry: division by it is exact, and squares do not overflow."""
-    largest = x.dtype.type(0)
-    for r in range(x.shape[0]):
-        for k in range(x.shape[1]):
-            largest = max(largest, abs(x[r, k]))
+    kind = x.dtype
+    entries, lanes = x.reshape(x.size), BYTES // x.itemsize
+    # By hand: compilers leave comparisons, which must not lose a NaN, one after another.
+    each = np.zeros(lanes, kind)
+    found = everywhere(entries, kind.type(0))
+    for k in range(len(entries) // lanes):
+        entry = magnitude(load(entries, k))
+        found = choose(entry > found, entry, found)
+    store(each, 0, found)
+    largest = kind.type(0)
+    for k in range(lanes):
+        largest = max(largest, each[k])
+    for k in range(len(entries) // lanes * lanes, len(entries)):
+        largest = max(largest, abs(entries[k]))
     if largest <= tiny:
         return x.dtype.type(1) if largest == 0 else tiny
     return x.dtype.type(math.ldexp(1.0, math.frexp(largest)[1] - 1))
@@ -86,26 +97,37 @@ def local_average(a: Array, unseen: Array, size: int, out: Array) -> None:
 
     `a` is zero where `unseen` is one; only the first `size` columns are used. In torch: `estimators.newton`.
     """
-    rows = len(a)
+    rows, width = a.shape
     kind = a.dtype
-    zero, one, little = kind.type(0), kind.type(1), kind.type(0.1)
-    seen, total = zero, zero
-    for r in range(rows):
-        for k in range(size):
-            total += a[r, k]
-            seen += one - unseen[r, k]
-    mean = total / max(seen, one)
-    sums, counts = np.zeros(size + 2, kind), np.zeros(size + 2, kind)
-    for r in range(rows):
-        up, down = max(r - 1, 0), min(r + 1, rows - 1)
-        before, after = kind.type(r > 0), kind.type(r < rows - 1)
-        near = one + before + after
-        for k in range(size):
-            sums[k + 1] = a[r, k] + before * a[up, k] + after * a[down, k]
-            counts[k + 1] = near - (unseen[r, k] + before * unseen[up, k] + after * unseen[down, k])
-        for k in range(size):
-            above = sums[k] + sums[k + 1] + sums[k + 2] + little * mean
-            out[r, k] = above / (counts[k] + counts[k + 1] + counts[k + 2] + little)
+    one, little = kind.type(1), kind.type(0.1)
+    mean = sum_of(a) / max(kind.type(rows * size) - sum_of(unseen), one)
+    # Sums and counts of three neighbors in a row, for the row above, this one and the one below.
+    sums, counts = np.zeros((3, width), kind), np.zeros((3, width), kind)
+    for r in range(rows + 1):
+        below = r % 3
+        if r < rows:
+            for k in range(1, size - 1):
+                sums[below, k] = a[r, k - 1] + a[r, k] + a[r, k + 1]
+                counts[below, k] = kind.type(3) - (unseen[r, k - 1] + unseen[r, k] + unseen[r, k + 1])
+            for k, beside in ((0, min(1, size - 1)), (size - 1, max(size - 2, 0))):
+                other = kind.type(k != beside)
+                sums[below, k] = a[r, k] + other * a[r, beside]
+                counts[below, k] = one - unseen[r, k] + other * (one - unseen[r, beside])
+        else:
+            sums[below], counts[below] = 0, 0
+        if r > 0:
+            for k in range(size):
+                total = sums[0, k] + sums[1, k] + sums[2, k] + little * mean
+                out[r - 1, k] = total / (counts[0, k] + counts[1, k] + counts[2, k] + little)
+
+
+@inlined
+def sum_of(x: Array) -> Number:
+    """The sum of all entries, in one loop: over rows, each row would end in a slow sum of lanes."""
+    entries, total = x.reshape(x.size), x.dtype.type(0)
+    for k in range(len(entries)):
+        total += entries[k]
+    return total
 
 
 class DiskCache:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from menet.kernels.compiling import Array, Number, compiled, inlined, local_average, padded, scale_of
+from menet.kernels.compiling import Array, Number, compiled, inlined, local_average, padded, scale_of, sum_of
 from menet.kernels.eigenvectors import (
     eigh,
     eigh_together,
@@ -36,7 +36,7 @@ def complete_each(
     eps: float,
     tiny: float,
 ) -> bool:
-    """Solve each problem, starting at `start`, or where that is empty at local averages.
+    """Solve each problem, starting at `start`, or where that is empty at local averages; matrices may be wide.
 
     `settings` holds tol, max_iter, the number of gradient steps, of Newton steps and of conjugate gradient
     iterations in each, the initial momentum, the smallest ratio of threshold to norm that is solved here and that
@@ -44,11 +44,13 @@ def complete_each(
     conjugate gradients far from the goal, close to it, and how far is far. Where `reached` is not
     empty, it receives the filled matrix at which the iteration ended, its singular values, its right singular
     vectors as rows, and the threshold, in units of `scale_of` the matrix. `iterations` is 0 where these steps did
-    not suffice, negative where `max_iter` was reached. Returns False if an eigenvalue iteration did not converge.
+    not suffice and nothing was written, negative where `max_iter` was reached. Returns False if an eigenvalue
+    iteration did not converge.
     """
     tol, max_iter, first_steps, newton_steps, inner_iterations, first_momentum, solvable, smallest = settings[:8]
     first_damping, less_damping, more_damping, loose, tight, far = settings[8:]
-    rows, size = x.shape[1], x.shape[2]
+    tall = x.shape[1] >= x.shape[2]
+    rows, size = max(x.shape[1], x.shape[2]), min(x.shape[1], x.shape[2])
     width = padded(size)
     kind = x.dtype
     lanes = lanes_for(len(x), size, x.itemsize)
@@ -61,9 +63,10 @@ def complete_each(
     numbers, taken = np.full(lanes, -1), np.zeros(lanes, np.int64)
     direction, residual, image = np.zeros(big, kind), np.zeros(big, kind), np.zeros(big, kind)
     shrunk, stepped = np.zeros(big, kind), np.zeros(big, kind)
-    basis, core, mixed = np.zeros(small, kind), np.zeros(small, kind), np.zeros(small, kind)
+    basis, mixed = np.zeros(small, kind), np.zeros(small, kind)
     values, ratio = np.empty(size, kind), np.empty(size, kind)
     scratch, work = scratch_for(size, kind), derivative_for(rows, size, kind)
+    core = work[2]
     together = together_for(lanes, size, kind)
     keep_filled, keep_values, keep_basis, keep_threshold = reached
     steps = min(first_steps, max_iter - 1)
@@ -121,7 +124,7 @@ def complete_each(
             step = taken[lane]
             taken[lane] += 1
             if step == 0:
-                spare = direction, image, shrunk, stepped, scratch[0], mixed, core, values, ratio
+                spare = direction, image, shrunk, stepped, scratch[0], mixed, core, values, ratio, work[1]
                 _accelerate(
                     a[lane], unseen[lane], filled[lane], basis, threshold, steps, first_momentum, spare, tiny
                 )
@@ -144,9 +147,11 @@ def complete_each(
             if converged or step == limit:
                 numbers[lane] = -1
                 iterations[number] = steps + step if converged else -max_iter if steps + limit >= max_iter else 0
-                for r in range(rows):
-                    for k in range(size):
-                        estimate[number, r, k] = last_shrunk[lane, r, k] * scales[lane]
+                if iterations[number]:
+                    for i in range(x.shape[1]):
+                        for j in range(x.shape[2]):
+                            r, k = (i, j) if tall else (j, i)
+                            estimate[number, i, j] = last_shrunk[lane, r, k] * scales[lane]
                 if len(keep_filled):
                     if not converged:
                         _fill(a[lane], unseen[lane], last_shrunk[lane], filled[lane])
@@ -161,7 +166,8 @@ def complete_each(
                         for k in range(size):
                             keep_filled[number, r, k] = filled[lane, r, k]
             elif not worse:
-                kept = _derivative(filled[lane], values, basis, threshold, ratio, mixed, work, eps, tiny)
+                kept = _slopes(values, threshold, work[0], eps, tiny)
+                prepare_derivative(filled[lane], basis, ratio, kept, work)
                 added = kind.type(1 + dampings[lane] * gradient / length)
                 # Conjugate gradients; the residual starts as the negative gradient, the solution as zero.
                 direction[:] = residual
@@ -185,17 +191,17 @@ def complete_each(
 def _begin(x: Array, mask: NDArray[np.bool_], a: Array, unseen: Array, tiny: float) -> tuple[Number, Number]:
     """Put a matrix into `a`, in units of its scale; returns the scale and the norm of the whole matrix."""
     kind = x.dtype
-    rows, size = x.shape
-    one, total, seen = kind.type(1), kind.type(0), kind.type(0)
+    tall = x.shape[0] >= x.shape[1]
+    one, count = kind.type(1), kind.type(x.size)
     scale = scale_of(x, kind.type(tiny))
-    for r in range(rows):
-        for k in range(size):
-            entry = x[r, k] / scale
-            a[r, k] = entry
-            unseen[r, k] = not mask[r, k]
-            total += entry * entry
-            seen += one - unseen[r, k]
-    return scale, kind.type(math.sqrt(total * kind.type(rows * size) / max(seen, one)))
+    inverse = one / scale
+    for i in range(x.shape[0]):
+        for j in range(x.shape[1]):
+            r, k = (i, j) if tall else (j, i)
+            a[r, k] = x[i, j] * inverse
+            unseen[r, k] = not mask[i, j]
+    seen = max(count - sum_of(unseen), one)
+    return scale, kind.type(math.sqrt(_square(a) * count / seen))
 
 
 @inlined
@@ -211,13 +217,18 @@ def _accelerate(
     tiny: float,
 ) -> None:
     """As `newton.accelerate`, from its first step on, which is in `stepped`."""
-    point, image, shrunk, stepped, gram, mixed, core, values, ratio = spare
+    point, image, shrunk, stepped, gram, mixed, core, values, ratio, turned = spare
     kind = filled.dtype
+    for i in range(len(turned)):
+        for k in range(len(values)):
+            turned[i, k] = basis[k, i]
     point[:] = filled
     momentum: Number = first_momentum
     for step in range(steps):
         if step > 0:
-            _shrink_nearby(point, basis, threshold, values, ratio, image, (gram, mixed, core), shrunk, tiny)
+            _shrink_nearby(
+                point, basis, threshold, values, ratio, image, (gram, mixed, core, turned), shrunk, tiny
+            )
             _fill(a, unseen, shrunk, stepped)
         if _inner_difference(point, stepped, filled) > 0:
             momentum = 1.0
@@ -264,11 +275,11 @@ def _shrink_nearby(
     tiny: float,
 ) -> None:
     """As `linalg.shrink_nearby`."""
-    gram, mixed, core = work
+    gram, mixed, core, turned = work
     size = len(squares)
     kind = squares.dtype
     zero, half, one, close = kind.type(0), kind.type(0.5), kind.type(1), kind.type(1e-3)
-    np.dot(x, basis.T, image)
+    np.dot(x, turned, image)
     np.dot(image.T, image, gram)
     for k in range(size):
         squares[k] = max(gram[k, k], kind.type(tiny))
@@ -288,111 +299,127 @@ def _shrink_nearby(
 
 @inlined
 def derivative_for(rows: int, size: int, kind: Any) -> tuple[Array, ...]:
-    """Workspace for `_derivative` and `apply_derivative`."""
+    """Workspace for `prepare_derivative` and `apply_derivative`.
+
+    Its first arrays are for the slopes, the right singular vectors as columns, and f(XᵀX) of `apply_derivative`;
+    in its last are the diagonal entries of (XV)ᵀDV afterwards.
+    """
     width = padded(size)
-    short, long = (width, width), (width, rows)
-    left, along_right, stacked_left = (
-        np.zeros(long, kind),
-        np.zeros(long, kind),
-        np.zeros((2 * width, rows), kind),
-    )
-    stacked_right = np.zeros((2 * width, width), kind)
-    symmetric, skew, along_left = np.zeros(short, kind), np.zeros(short, kind), np.zeros(short, kind)
-    inside, crossed, mixed = np.zeros(short, kind), np.zeros(short, kind), np.zeros(short, kind)
-    rest = np.zeros(width * width, kind)
+    small, tall = (width, width), (rows, width)
+    slopes, turned, core = np.zeros(small, kind), np.zeros(small, kind), np.zeros(small, kind)
+    image, extra, stacked = np.zeros(tall, kind), np.zeros(tall, kind), np.zeros((2 * width, width), kind)
+    along, inside, mixed = np.zeros(small, kind), np.zeros(small, kind), np.zeros(small, kind)
+    # Where few vectors are kept, the columns of smaller arrays.
+    short, long = width * width, rows * width
+    some_turned, others, crossed = np.zeros(short, kind), np.zeros(short, kind), np.zeros(short, kind)
+    some, rest, projected = np.zeros(long, kind), np.zeros(long, kind), np.zeros(long, kind)
+    beside, lower = np.zeros(2 * long, kind), np.zeros(long, kind)
     return (
-        *(left, along_right, stacked_left, stacked_right, symmetric, skew, along_left, inside, crossed, mixed),
-        rest,
+        *(slopes, turned, core, image, extra, along, inside, mixed, stacked),
+        *(some_turned, others, projected, crossed, some, rest, beside, lower, np.zeros(width, kind)),
     )
 
 
 @inlined
-def _derivative(
-    x: Array,
-    values: Array,
-    basis: Array,
-    threshold: float,
-    ratio: Array,
-    scaled: Array,
-    work: Any,
-    eps: float,
-    tiny: float,
-) -> int:
-    """As in `linalg.shrink_derivative`: left singular vectors, and two coefficients for each pair of values.
-
-    Only pairs with a value above the threshold have any; returns how many values are.
-    """
-    left, _, stacked_left, stacked_right, symmetric, skew, _, _, _, _, _ = work
-    size, width, rows = len(values), basis.shape[1], x.shape[0]
+def _slopes(values: Array, threshold: float, slopes: Array, eps: float, tiny: float) -> int:
+    """Divided differences by σ² of 1 − threshold/σ, or 0 where that is negative; returns how many are not."""
+    size = len(values)
     kind = values.dtype
-    zero, half, least = kind.type(0), kind.type(0.5), kind.type(math.sqrt(tiny))
-    largest = values[size - 1]
-    negligible = max(kind.type(math.sqrt(eps)) * largest, least)
-    close = kind.type(10 * eps) * largest + least
+    close = kind.type(10 * eps) * values[size - 1] + kind.type(math.sqrt(tiny))
     kept = 0
     for k in range(size):
         kept += values[k] > threshold
-        inverse = kind.type(1) / values[k] if values[k] > negligible else zero
-        for i in range(width):
-            scaled[k, i] = basis[k, i] * inverse
-    np.dot(scaled, x.T, left)
-    first = size - kept
-    for i in range(kept):
-        high = values[first + i]
+    for i in range(size - kept, size):
+        high = values[i]
         for k in range(size):
-            low = max(values[k], threshold)
-            both = close if values[k] >= threshold else zero
-            slope = (abs(high - low) + both) / (abs(high - values[k]) + close)
-            turn = (high - threshold + low - threshold) / max(high + values[k], least)
-            symmetric[i, k] = half * (slope + turn)
-            skew[i, k] = half * (slope - turn)
-        for k in range(rows):
-            stacked_left[i, k] = left[first + i, k]
-        for k in range(width):
-            stacked_right[kept + i, k] = basis[first + i, k]
+            low = values[k]
+            over = threshold / low if low > threshold else (high - threshold) / (high - low + close)
+            slopes[i, k] = over / max(high * (high + low), kind.type(tiny))
     return kept
 
 
 @inlined
-def apply_derivative(direction: Array, basis: Array, ratio: Array, kept: int, work: Any, out: Array) -> None:
-    """The derivative of the shrinkage along a direction D.
+def prepare_derivative(x: Array, basis: Array, ratio: Array, kept: int, work: Any) -> None:
+    """Rotate x and copy what `apply_derivative` needs, with the slopes in `work` and the kept vectors last."""
+    slopes, turned, _, image, _, _, _, _, stacked, some_turned, _, _, _, some, rest, beside = work[:16]
+    size, width, rows = len(ratio), basis.shape[1], x.shape[0]
+    first = size - kept
+    for i in range(width):
+        for k in range(size):
+            turned[i, k] = basis[k, i]
+    np.dot(x, turned, image)
+    if 2 * kept > size:
+        for i in range(size):
+            for k in range(i + 1):
+                if i < first:
+                    slopes[i, k] = 0
+                slopes[k, i] = slopes[i, k]
+        return
+    columns = some_turned[: width * kept].reshape(width, kept)
+    for i in range(width):
+        for k in range(kept):
+            columns[i, k] = turned[i, first + k]
+    left, right = some[: rows * kept].reshape(rows, kept), rest[: rows * first].reshape(rows, first)
+    both = beside[: rows * 2 * kept].reshape(rows, 2 * kept)
+    for r in range(rows):
+        for k in range(kept):
+            left[r, k] = both[r, k] = image[r, first + k]
+        for k in range(first):
+            right[r, k] = image[r, k]
+    for i in range(kept):
+        for k in range(width):
+            stacked[kept + i, k] = basis[first + i, k]
 
-    With U₁, V₁ the vectors of kept values and U₂ the other left ones, it is U₁MVᵀ + U₂NV₁ᵀ + DV₁rV₁ᵀ, where M and
-    N are made of the entries of UᵀDV with a kept row or column.
+
+@inlined
+def apply_derivative(direction: Array, basis: Array, ratio: Array, kept: int, work: Any, out: Array) -> None:
+    """The derivative along D of X·f(XᵀX), which shrinks or truncates the singular values of X.
+
+    It is D·f + XV·N·Vᵀ, where N is (XV)ᵀDV plus its transpose, times the slopes. Where few vectors are kept, N
+    and f have few rows and columns, and parts of the products suffice. The second factor of a product is never
+    transposed, which takes a BLAS twice the time.
     """
-    left, along_right, stacked_left, stacked_right, symmetric, skew, along_left = work[:7]
-    inside, crossed, mixed, rest = work[7:]
-    size, rows = len(ratio), direction.shape[0]
+    slopes, turned, core, image, extra, along, inside, mixed, stacked = work[:9]
+    some_turned, others, projected, crossed, some, rest, beside, lower, diagonal = work[9:]
+    size, width, rows = len(ratio), basis.shape[1], direction.shape[0]
     first = size - kept
     if kept == 0:
         out[:] = 0
         return
-    projected = along_right[:kept]
-    np.dot(stacked_right[kept : 2 * kept], direction.T, projected)
-    np.dot(left[first:size], direction, along_left[:kept])
-    # inside[i, k] is u_iᵀDv_k, crossed[i, k] is u_kᵀDv_i, for kept i.
-    np.dot(along_left[:kept], basis.T, inside[:kept])
-    np.dot(projected, left.T, crossed[:kept])
+    if 2 * kept > size:
+        np.dot(image.T, direction, along)
+        np.dot(along, turned, inside)
+        for i in range(size):
+            diagonal[i] = inside[i, i]
+            for k in range(size):
+                mixed[i, k] = slopes[i, k] * (inside[i, k] + inside[k, i])
+        np.dot(mixed, basis, along)
+        np.dot(direction, core, out)
+        np.dot(image, along, extra)
+        for r in range(rows):
+            for k in range(width):
+                out[r, k] += extra[r, k]
+        return
+    left, right = some[: rows * kept].reshape(rows, kept), rest[: rows * first].reshape(rows, first)
+    onto, across = projected[: rows * kept].reshape(rows, kept), crossed[: width * kept].reshape(width, kept)
+    np.dot(direction, some_turned[: width * kept].reshape(width, kept), onto)
+    np.dot(image.T, onto, across)
+    np.dot(left.T, direction, along[:kept])
+    np.dot(along[:kept], turned, inside[:kept])
+    outer = others[: first * kept].reshape(first, kept)
     for i in range(kept):
+        diagonal[first + i] = inside[i, first + i]
         for k in range(size):
-            mixed[i, k] = (symmetric[i, k] - ratio[k]) * inside[i, k] + skew[i, k] * crossed[i, k]
-    np.dot(mixed[:kept], basis, stacked_right[:kept])
-    lower = stacked_left[kept : 2 * kept]
-    if first:
-        others = rest[: kept * first].reshape(kept, first)
+            mixed[i, k] = slopes[first + i, k] * (inside[i, k] + across[k, i])
+        for k in range(first):
+            outer[k, i] = mixed[i, k]
+    np.dot(mixed[:kept], basis, stacked[:kept])
+    added, both = lower[: rows * kept].reshape(rows, kept), beside[: rows * 2 * kept].reshape(rows, 2 * kept)
+    np.dot(right, outer, added)
+    for r in range(rows):
         for i in range(kept):
-            fraction = ratio[first + i]
-            for k in range(first):
-                others[i, k] = (symmetric[i, k] - fraction) * crossed[i, k] + skew[i, k] * inside[i, k]
-        np.dot(others, left[:first], lower)
-        for i in range(kept):
-            for k in range(rows):
-                lower[i, k] += ratio[first + i] * projected[i, k]
-    else:
-        for i in range(kept):
-            for k in range(rows):
-                lower[i, k] = ratio[first + i] * projected[i, k]
-    np.dot(stacked_left[: 2 * kept].T, stacked_right[: 2 * kept], out)
+            both[r, kept + i] = added[r, i] + ratio[first + i] * onto[r, i]
+    np.dot(both, stacked[: 2 * kept], out)
 
 
 @compiled
@@ -415,14 +442,14 @@ def adjoint_each(
     rows, size = outgoing.shape[1], outgoing.shape[2]
     width = padded(size)
     kind = outgoing.dtype
-    zero, one, least = kind.type(0), kind.type(1), kind.type(math.sqrt(tiny))
+    zero, one = kind.type(0), kind.type(1)
     steep = kind.type(100 * eps)
     big = (rows, width)
     filled, unseen, image = np.zeros(big, kind), np.zeros(big, kind), np.zeros(big, kind)
     direction, residual, found = np.zeros(big, kind), np.zeros(big, kind), np.zeros(big, kind)
     basis, scaled = np.zeros((width, width), kind), np.zeros((width, width), kind)
     values, ratio, work = np.empty(size, kind), np.empty(size, kind), derivative_for(rows, size, kind)
-    inside = work[7]
+    diagonal = work[-1]
     for number in range(len(outgoing)):
         threshold = keep_threshold[number]
         for r in range(rows):
@@ -432,14 +459,15 @@ def adjoint_each(
                 direction[r, k] = outgoing[number, r, k]
         for i in range(size):
             values[i] = keep_values[number, i]
-            ratio[i] = max(values[i] - threshold, zero) / max(values[i], least)
             for k in range(size):
                 basis[i, k] = keep_basis[number, i, k]
-        kept = _derivative(filled, values, basis, threshold, ratio, scaled, work, eps, tiny)
+        _shrinkage(values, basis, threshold, ratio, scaled, work[2], tiny)
+        kept = _slopes(values, threshold, work[0], eps, tiny)
+        prepare_derivative(filled, basis, ratio, kept, work)
         apply_derivative(direction, basis, ratio, kept, work, image)
         along_threshold, square = zero, zero
-        for i in range(kept):
-            along_threshold -= inside[i, size - kept + i]
+        for i in range(size - kept, size):
+            along_threshold -= diagonal[i] / values[i]
         for r in range(rows):
             for k in range(width):
                 value = unseen[r, k] * image[r, k]
@@ -457,8 +485,8 @@ def adjoint_each(
             if not curvature > steep * length:
                 break
             along = square / curvature
-            for i in range(kept):
-                along_threshold -= along * inside[i, size - kept + i]
+            for i in range(size - kept, size):
+                along_threshold -= along * diagonal[i] / values[i]
             smaller = _advance_adjoint(residual, direction, unseen, image, found, along)
             turn = smaller / square
             _new_direction(direction, residual, turn)
@@ -470,68 +498,76 @@ def adjoint_each(
                 gradient[number, r, k] = found[r, k] if unseen[r, k] < one else zero
 
 
+# Sums over a whole matrix run over its entries in one loop: over rows, each row would end in a slow sum of lanes.
+
+
+@inlined
+def _flat(x: Array) -> Array:
+    return x.reshape(x.size)
+
+
 @inlined
 def _fill(a: Array, unseen: Array, estimate: Array, out: Array) -> None:
-    for r in range(a.shape[0]):
-        for k in range(a.shape[1]):
-            out[r, k] = a[r, k] + unseen[r, k] * estimate[r, k]
+    a, unseen, estimate, out = _flat(a), _flat(unseen), _flat(estimate), _flat(out)
+    for k in range(len(out)):
+        out[k] = a[k] + unseen[k] * estimate[k]
 
 
 @inlined
 def _inner_difference(point: Array, stepped: Array, previous: Array) -> Number:
+    point, stepped, previous = _flat(point), _flat(stepped), _flat(previous)
     total = point.dtype.type(0)
-    for r in range(point.shape[0]):
-        for k in range(point.shape[1]):
-            total += (point[r, k] - stepped[r, k]) * (stepped[r, k] - previous[r, k])
+    for k in range(len(point)):
+        total += (point[k] - stepped[k]) * (stepped[k] - previous[k])
     return total
 
 
 @inlined
 def _extrapolate(stepped: Array, previous: Array, momentum: float, out: Array) -> None:
-    for r in range(out.shape[0]):
-        for k in range(out.shape[1]):
-            out[r, k] = stepped[r, k] + momentum * (stepped[r, k] - previous[r, k])
+    stepped, previous, out = _flat(stepped), _flat(previous), _flat(out)
+    for k in range(len(out)):
+        out[k] = stepped[k] + momentum * (stepped[k] - previous[k])
 
 
 @inlined
 def _negative_gradient(stepped: Array, filled: Array, out: Array) -> Number:
+    stepped, filled, out = _flat(stepped), _flat(filled), _flat(out)
     total = out.dtype.type(0)
-    for r in range(out.shape[0]):
-        for k in range(out.shape[1]):
-            difference = stepped[r, k] - filled[r, k]
-            out[r, k] = difference
-            total += difference * difference
+    for k in range(len(out)):
+        difference = stepped[k] - filled[k]
+        out[k] = difference
+        total += difference * difference
     return total
 
 
 @inlined
 def _square(x: Array) -> Number:
+    x = _flat(x)
     total = x.dtype.type(0)
-    for r in range(x.shape[0]):
-        for k in range(x.shape[1]):
-            total += x[r, k] * x[r, k]
+    for k in range(len(x)):
+        total += x[k] * x[k]
     return total
 
 
 @inlined
 def _hessian(direction: Array, unseen: Array, added: float, image: Array) -> Number:
     """image = added·direction − unseen∘image, and its product with the direction."""
+    direction, unseen, image = _flat(direction), _flat(unseen), _flat(image)
     total = image.dtype.type(0)
-    for r in range(image.shape[0]):
-        for k in range(image.shape[1]):
-            value = added * direction[r, k] - unseen[r, k] * image[r, k]
-            image[r, k] = value
-            total += direction[r, k] * value
+    for k in range(len(image)):
+        value = added * direction[k] - unseen[k] * image[k]
+        image[k] = value
+        total += direction[k] * value
     return total
 
 
 @inlined
 def _hessian_of_unseen(direction: Array, unseen: Array, image: Array) -> Number:
     """The product of direction − unseen∘image with the direction."""
+    direction, unseen, image = _flat(direction), _flat(unseen), _flat(image)
     total = image.dtype.type(0)
-    for r in range(image.shape[0]):
-        for k in range(image.shape[1]):
-            total += direction[r, k] * (direction[r, k] - unseen[r, k] * image[r, k])
+    for k in range(len(image)):
+        total += direction[k] * (direction[k] - unseen[k] * image[k])
     return total
 
 
@@ -540,32 +576,33 @@ def _advance_adjoint(
     residual: Array, direction: Array, unseen: Array, image: Array, found: Array, along: float
 ) -> Number:
     """One step of conjugate gradients, of which the image at the observed entries is added to `found`."""
+    residual, direction, unseen = _flat(residual), _flat(direction), _flat(unseen)
+    image, found = _flat(image), _flat(found)
     total = residual.dtype.type(0)
-    for r in range(residual.shape[0]):
-        for k in range(residual.shape[1]):
-            hidden = unseen[r, k] * image[r, k]
-            found[r, k] += along * (image[r, k] - hidden)
-            value = residual[r, k] - along * (direction[r, k] - hidden)
-            residual[r, k] = value
-            total += value * value
+    for k in range(len(residual)):
+        hidden = unseen[k] * image[k]
+        found[k] += along * (image[k] - hidden)
+        value = residual[k] - along * (direction[k] - hidden)
+        residual[k] = value
+        total += value * value
     return total
 
 
 @inlined
 def _advance(solution: Array, residual: Array, direction: Array, image: Array, along: float) -> Number:
     """One step of conjugate gradients; returns the squared norm of the residual."""
+    solution, residual, direction, image = _flat(solution), _flat(residual), _flat(direction), _flat(image)
     total = residual.dtype.type(0)
-    for r in range(residual.shape[0]):
-        for k in range(residual.shape[1]):
-            solution[r, k] += along * direction[r, k]
-            value = residual[r, k] - along * image[r, k]
-            residual[r, k] = value
-            total += value * value
+    for k in range(len(residual)):
+        solution[k] += along * direction[k]
+        value = residual[k] - along * image[k]
+        residual[k] = value
+        total += value * value
     return total
 
 
 @inlined
 def _new_direction(direction: Array, residual: Array, factor: float) -> None:
-    for r in range(direction.shape[0]):
-        for k in range(direction.shape[1]):
-            direction[r, k] = residual[r, k] + factor * direction[r, k]
+    direction, residual = _flat(direction), _flat(residual)
+    for k in range(len(direction)):
+        direction[k] = residual[k] + factor * direction[k]

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from menet.kernels.compiling import Array, compiled, inlined, padded, scale_of
-from menet.kernels.completion import apply_derivative, derivative_for
+from menet.kernels.completion import apply_derivative, derivative_for, prepare_derivative
 from menet.kernels.eigenvectors import (
     eigh,
     eigh_together,
@@ -200,15 +200,11 @@ def truncate_adjoint_each(
     rows, size = max(x.shape[1], x.shape[2]), min(x.shape[1], x.shape[2])
     width = padded(size)
     kind = x.dtype
-    zero, one, half, least = kind.type(0), kind.type(1), kind.type(0.5), kind.type(math.sqrt(tiny))
+    zero, one, least = kind.type(0), kind.type(1), kind.type(math.sqrt(tiny))
     direction, image = np.zeros((rows, width), kind), np.zeros((rows, width), kind)
-    narrow, basis, scaled = (
-        np.zeros((rows, width), kind),
-        np.zeros((width, width), kind),
-        np.zeros((width, width), kind),
-    )
+    narrow, basis = np.zeros((rows, width), kind), np.zeros((width, width), kind)
     values, ratio, work = np.empty(size, kind), np.empty(size, kind), derivative_for(rows, size, kind)
-    left, _, stacked_left, stacked_right, symmetric, skew = work[:6]
+    slopes = work[0]
     for number in range(len(x)):
         scale = scale_of(x[number], kind.type(tiny))
         factor, inverse = one / fraction[number], one / scale
@@ -227,28 +223,15 @@ def truncate_adjoint_each(
             source = size - 1 - i if few else i
             values[i] = keep_values[number, source]
             ratio[i] = one if i >= first else zero
-            inverse = one / values[i] if values[i] > negligible else zero
             for k in range(size):
                 basis[i, k] = keep_basis[number, source, k]
-                scaled[i, k] = basis[i, k] * inverse
-        np.dot(scaled, narrow.T, left)
-        for i in range(chosen):
+        for i in range(first, size):
             for k in range(size):
-                one_value, other = values[first + i], values[k]
-                if k >= first:
-                    symmetric[i, k] = one
-                    skew[i, k] = zero
-                else:
-                    apart = one_value - other
-                    far = max(abs(apart), negligible)
-                    slope = one_value / (-far if apart < 0 or (apart == 0 and few) else far)
-                    turn = one_value / max(one_value + other, least)
-                    symmetric[i, k] = half * (slope + turn)
-                    skew[i, k] = half * (slope - turn)
-            for k in range(rows):
-                stacked_left[i, k] = left[first + i, k]
-            for k in range(width):
-                stacked_right[chosen + i, k] = basis[first + i, k]
+                apart = values[i] - values[k]
+                far = max(abs(apart), negligible)
+                near = -far if apart < 0 or (apart == 0 and few) else far
+                slopes[i, k] = one / (near * max(values[i] + values[k], least)) if k < first else zero
+        prepare_derivative(narrow, basis, ratio, chosen, work)
         apply_derivative(direction, basis, ratio, chosen, work, image)
         for i in range(x.shape[1]):
             for j in range(x.shape[2]):

@@ -129,10 +129,10 @@ def test_same_steps_as_the_solver_in_torch(estimator, shape, kind, generator, mo
     fast = estimator.solve(smooth, mask)
     monkeypatch.setattr(kernels, "_available", lambda: False)
     plain = estimator.solve(smooth, mask)
-    # In single precision rounding may end a matrix one step earlier or later, at the distance that `tol` allows.
-    within = {"rtol": 1e-6, "atol": 1e-9} if kind == torch.float64 else {"rtol": 0, "atol": 5e-3}
+    # In single precision rounding may end a matrix some steps earlier or later, at the distance that `tol` allows.
+    within = {"rtol": 1e-6, "atol": 1e-9} if kind == torch.float64 else {"rtol": 0, "atol": 1e-2}
     torch.testing.assert_close(fast.estimate, plain.estimate, **within)
-    assert bool(((fast.iterations - plain.iterations).abs() <= (0 if kind == torch.float64 else 6)).all())
+    assert bool(((fast.iterations - plain.iterations).abs() <= (0 if kind == torch.float64 else 10)).all())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -171,6 +171,34 @@ def test_what_the_truncation_leaves_is_done_in_torch(generator, monkeypatch):
     torch.testing.assert_close(USVT()(leaf, mask), whole, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("stopped", [False, True], ids=["left", "failed"])
+@pytest.mark.parametrize("estimator", [NuclearNorm(), SoftImpute(), SoftImpute(restore_observed=False)], ids=str)
+def test_what_the_solver_leaves_is_done_in_double(estimator, stopped, generator, monkeypatch):
+    """As if some did not converge, or an eigenvalue iteration failed; the estimate takes the place of its input."""
+    from menet.kernels import completion
+
+    x = torch.rand(20, 12, 30, generator=generator)
+    mask = masks.bernoulli(x.shape, 0.5, generator)
+    given, whole, loop = x.clone(), estimator(x, mask), completion.complete_each
+
+    def stops(x, mask, threshold, start, out, iterations, *rest):
+        if x.dtype == "float64":
+            return loop(x, mask, threshold, start, out, iterations, *rest)
+        part = [array[:7] for array in (x, mask, threshold, start, out, iterations)]
+        reached = tuple(array[:7] for array in rest[0])
+        loop(*part, reached, *rest[1:])
+        return not stopped
+
+    monkeypatch.setattr(completion, "complete_each", stops)
+    torch.testing.assert_close(estimator(x, mask), whole, rtol=0, atol=5e-3)
+    torch.testing.assert_close(estimator(x.mT, mask.mT).mT, whole, rtol=0, atol=5e-3)
+    assert torch.equal(x, given)
+    leaf = x.clone().requires_grad_()
+    found = estimator(leaf, mask)
+    torch.testing.assert_close(found, whole, rtol=0, atol=5e-3)
+    assert bool(torch.autograd.grad(found.sum(), leaf)[0].isfinite().all())
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", [(32, 96), (28, 28), (5, 40), (1, 7)])
 @pytest.mark.parametrize(
@@ -198,7 +226,7 @@ def test_same_gradients_as_in_torch(estimator, shape, kind, generator, monkeypat
         leaf = x.clone().requires_grad_()
         found.append(torch.autograd.grad(estimator(leaf, mask), leaf, outgoing)[0])
     # The two stop at slightly different iterates.
-    within = 2e-2 if type(estimator) is NuclearNorm else 2e-3
+    within = 2e-2 if type(estimator) is NuclearNorm else 4e-3
     distance = (found[0] - found[1]).flatten(1).norm(dim=1) / found[1].flatten(1).norm(dim=1).clamp(min=1e-9)
     assert float(distance.max()) < within
 
