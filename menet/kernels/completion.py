@@ -401,16 +401,16 @@ def apply_derivative(direction: Array, basis: Array, ratio: Array, kept: int, wo
                 out[r, k] += extra[r, k]
         return
     left, right = some[: rows * kept].reshape(rows, kept), rest[: rows * first].reshape(rows, first)
-    onto, across = projected[: rows * kept].reshape(rows, kept), crossed[: width * kept].reshape(width, kept)
+    onto, across = projected[: rows * kept].reshape(rows, kept), crossed[: width * kept].reshape(kept, width)
     np.dot(direction, some_turned[: width * kept].reshape(width, kept), onto)
-    np.dot(image.T, onto, across)
+    np.dot(onto.T, image, across)
     np.dot(left.T, direction, along[:kept])
     np.dot(along[:kept], turned, inside[:kept])
     outer = others[: first * kept].reshape(first, kept)
     for i in range(kept):
         diagonal[first + i] = inside[i, first + i]
         for k in range(size):
-            mixed[i, k] = slopes[first + i, k] * (inside[i, k] + across[k, i])
+            mixed[i, k] = slopes[first + i, k] * (inside[i, k] + across[i, k])
         for k in range(first):
             outer[k, i] = mixed[i, k]
     np.dot(mixed[:kept], basis, stacked[:kept])

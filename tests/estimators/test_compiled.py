@@ -129,7 +129,7 @@ def test_same_steps_as_the_solver_in_torch(estimator, shape, kind, generator, mo
     fast = estimator.solve(smooth, mask)
     monkeypatch.setattr(kernels, "_available", lambda: False)
     plain = estimator.solve(smooth, mask)
-    # In single precision rounding may end a matrix some steps earlier or later, at the distance that `tol` allows.
+    # In single precision rounding may end a matrix some steps earlier or later, as far apart as `tol` allows.
     within = {"rtol": 1e-6, "atol": 1e-9} if kind == torch.float64 else {"rtol": 0, "atol": 1e-2}
     torch.testing.assert_close(fast.estimate, plain.estimate, **within)
     assert bool(((fast.iterations - plain.iterations).abs() <= (0 if kind == torch.float64 else 10)).all())
@@ -174,7 +174,7 @@ def test_what_the_truncation_leaves_is_done_in_torch(generator, monkeypatch):
 @pytest.mark.parametrize("stopped", [False, True], ids=["left", "failed"])
 @pytest.mark.parametrize("estimator", [NuclearNorm(), SoftImpute(), SoftImpute(restore_observed=False)], ids=str)
 def test_what_the_solver_leaves_is_done_in_double(estimator, stopped, generator, monkeypatch):
-    """As if some did not converge, or an eigenvalue iteration failed; the estimate takes the place of its input."""
+    """As if some did not converge, or an eigenvalue iteration failed; estimates take the place of their input."""
     from menet.kernels import completion
 
     x = torch.rand(20, 12, 30, generator=generator)
