@@ -82,6 +82,7 @@ def as_published(dataset: str) -> tuple[str, ...]:
         f"pgd:steps=40,gradient=bpda,{paper},eot=1,keep=last",
         f"pgd:steps=100,gradient=bpda,{paper},eot=1,keep=last",
         f"pgd:steps=40,{paper},on=classifier",
+        "pgd:steps=100,gradient=exact,draws=frozen:1",
         *transfer,
     )
 

@@ -35,7 +35,8 @@ class Evaluate:
     An attack is NAME or NAME:SETTING=VALUE,… such as `pgd:steps=40`, `bpda-eot:steps=100,eot=40`,
     `pgd:gradient=exact`, `pgd:on=classifier` (gray box), `pgd:on=OTHER_RUN` (transfer attack with OTHER_RUN as
     the surrogate) or `boundary:draws=fixed:10` (on a fixed bank of 10 draws, for attacks that need a
-    deterministic model). `standard`, the default, is the worst case over attacks that a result should be reported
+    deterministic model; `draws=frozen:1` scores on it too: what remains of a random defense if its draws are
+    known). `standard`, the default, is the worst case over attacks that a result should be reported
     with. Your own attack is `package.module:Class`; naming it executes that module.
     """
 

@@ -21,6 +21,12 @@ class FixedDraws(NamedTuple):
 
     draws: int
     seed: int = 0
+    scored: bool = False
+    """Whether examples are scored on the bank too, as if the defense had no randomness."""
+
+    def described(self) -> dict[str, Any]:
+        """As records have it."""
+        return {"draws": self.draws, "seed": self.seed, **({"scored": True} if self.scored else {})}
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,7 @@ class AttackRun:
     source: Model | None = None
     """The surrogate that the attack transfers from."""
     fixed_draws: FixedDraws | None = None
-    """The bank that the attack saw in place of fresh draws. Scoring is on fresh draws all the same."""
+    """The bank that the attack saw in place of fresh draws. Scoring is on fresh ones, unless it is `scored`."""
 
 
 def parse_attack(spec: str, model: Any, load: Callable[[str], Model] | None = None, **defaults: Any) -> AttackRun:
@@ -47,6 +53,7 @@ def parse_attack(spec: str, model: Any, load: Callable[[str], Model] | None = No
     - `gradient=exact` or `gradient=bpda`: how gradients pass its preprocessing.
     - `draws=fixed:N`: attack the mean logits over a public bank of N masks (`fixed:N:SEED` for another bank).
       Boundary, HopSkipJump and AutoAttack need it on a ME-Net, since they require a deterministic model.
+    - `draws=frozen:N`: the same, and score on that bank too: what remains if the attacker knows the draws.
     - `on=classifier`: the paper's gray box, which attacks the network behind the preprocessing.
     - `on=RUN`: transfer from another model, which `load` loads. `gradient` and `draws` then apply to it.
 
@@ -80,6 +87,8 @@ def parse_attack(spec: str, model: Any, load: Callable[[str], Model] | None = No
     bank = None if draws is None else _fixed_draws(spec, draws)
     if bank is not None:
         attacked = _with_fixed_draws(spec, attacked, bank)
+    if bank is not None and bank.scored and source is not None:
+        raise ConfigurationError(f"{spec!r}: draws=frozen is of the evaluated model; leave on={on} out")
     if source is None:
         return AttackRun(spec, attack, attacked, used, fixed_draws=bank)
     return AttackRun(spec, attacks.Transfer(attack, attacked), model, used, attacked, bank)
@@ -132,9 +141,12 @@ def _with_gradient(spec: str, model: Any, gradient: Any) -> Preprocessed:
 
 def _fixed_draws(spec: str, text: Any) -> FixedDraws:
     kind, *numbers = str(text).split(":")
-    if kind != "fixed" or len(numbers) not in (1, 2) or not all(one.isdecimal() for one in numbers):
-        raise ConfigurationError(f"{spec!r}: expected draws=fixed:N or draws=fixed:N:SEED, got draws={text}")
-    bank = FixedDraws(*map(int, numbers))
+    words = ("fixed", "frozen")
+    if kind not in words or len(numbers) not in (1, 2) or not all(one.isdecimal() for one in numbers):
+        raise ConfigurationError(
+            f"{spec!r}: expected draws=fixed:N or draws=frozen:N, or with :SEED behind it, got draws={text}"
+        )
+    bank = FixedDraws(int(numbers[0]), int(numbers[1]) if len(numbers) > 1 else 0, kind == "frozen")
     if bank.draws < 1:
         raise ConfigurationError(f"{spec!r}: expected at least 1 fixed draw, got {bank.draws}")
     return bank
@@ -146,7 +158,7 @@ def _with_fixed_draws(spec: str, model: Any, bank: FixedDraws) -> Model:
             f"{spec!r}: draws=fixed needs an attacked model with a mask bank (a ME-Net), got a "
             f"{type(model).__name__}; leave it out"
         )
-    fixed: Model = model.fixed(*bank)
+    fixed: Model = model.fixed(bank.draws, bank.seed)
     return fixed
 
 

@@ -163,7 +163,7 @@ class _Evaluation:
             "batch_size": self.batch_size,
             "attack": provenance.of_attack(run.attack),
             "gradient": run.gradient,
-            "fixed_draws": run.fixed_draws and run.fixed_draws._asdict(),
+            "fixed_draws": run.fixed_draws and run.fixed_draws.described(),
             "threat": provenance.plain(asdict(threat)) if threat is not None else None,
             "scoring": {
                 "draws": self.draws,
@@ -190,8 +190,10 @@ class _Evaluation:
         result = self._attack(run, images, labels, first, seeds["attack"])
         seconds = (time.perf_counter() - began) / len(images)
         if first not in self.clean:
-            self.clean[first] = self._score(images, labels, seeds["clean"])
-        adversarial = self._score(result.images, labels, seeds["scoring"])
+            self.clean[first] = self._score(self.model, images, labels, seeds["clean"])
+        frozen = run.fixed_draws is not None and run.fixed_draws.scored
+        scored = run.model if frozen else self.model
+        adversarial = self._score(scored, result.images, labels, seeds["scoring"])
         optional = self._optional(run, result, images, labels, first)
         perturbation = _norms(result.images, images)
         failed, unusable = _flags(result.failed, images), _flags(result.unusable_gradients, images)
@@ -225,9 +227,9 @@ class _Evaluation:
                 run.model, images, labels, generator=generator, loss_history=self.settings.loss_history
             )
 
-    def _score(self, images: Tensor, labels: Tensor, seed: int) -> list[dict[str, Any]]:
-        reseed(self.model, seed)
-        return score(self.model, images, labels, self.draws, self.settings.max_batch).rows()
+    def _score(self, model: Any, images: Tensor, labels: Tensor, seed: int) -> list[dict[str, Any]]:
+        reseed(model, seed)
+        return score(model, images, labels, self.draws, self.settings.max_batch).rows()
 
     def _optional(
         self, run: AttackRun, result: AttackResult, images: Tensor, labels: Tensor, first: int

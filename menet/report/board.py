@@ -124,7 +124,6 @@ def _strangers(records: Records) -> list[str]:
 
 def _line(entry: Entry) -> dict[str, Any]:
     decisive = entry.decisive
-    frozen = [one for one in entry.evaluations if one.evaluation.get("fixed_draws")]
     measured = {
         "clean": ("clean", "expected"),
         "robust": ("adversarial", "expected"),
@@ -139,7 +138,7 @@ def _line(entry: Entry) -> dict[str, Any]:
         "defense": model_words(decisive),
         "training": entry.training,
         **numbers,
-        "fixed_draws": min((_number(one, "adversarial", "expected") for one in frozen), default=None, key=_value),
+        "frozen": _number(entry.frozen[0], "adversarial", "expected") if entry.frozen else None,
         "attack": attack_words(decisive),
         "attacks": len(entry.evaluations),
         "forward": round(mean_of(decisive, "queries")),
@@ -158,7 +157,7 @@ def _line(entry: Entry) -> dict[str, Any]:
                 "backward": round(mean_of(one, "gradients")),
                 "examples": len(one.rows),
             }
-            for one in entry.evaluations
+            for one in (*entry.evaluations, *entry.frozen)
         ],
     }
 
@@ -184,7 +183,7 @@ def _proven_line(one: Proven) -> dict[str, Any]:
         "threat": "ℓ0, proven",
         "defense": model_words(one.records),
         "training": training_words(one.made),
-        **dict.fromkeys(("robust", "vote", "worst_draw", "fixed_draws")),
+        **dict.fromkeys(("robust", "vote", "worst_draw", "frozen")),
         "clean": _plain(vote),
         "certificate": _certificate(one),
         "attack": "none",
@@ -197,10 +196,6 @@ def _proven_line(one: Proven) -> dict[str, Any]:
         "rows": one.name,
         "every": [],
     }
-
-
-def _value(number: Mapping[str, float]) -> float:
-    return number["value"]
 
 
 def _number(records: Records, images: Any, criterion: Any) -> dict[str, float]:

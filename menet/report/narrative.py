@@ -107,14 +107,23 @@ def is_at(records: Records, threat: Threat | None) -> bool:
 
 
 def at_threat(subject: Subject, reference: Threat | None) -> list[Records]:
-    """A model's evaluations under the reference threat model, or all of them if it has none there."""
-    chosen = [one for one in subject.evaluations.values() if is_at(one, reference)]
-    return chosen or list(subject.evaluations.values())
+    """A model's evaluations under the reference threat model, or all of them if it has none there.
+
+    Without those of an attacker who knows the random draws, if there are others.
+    """
+    every = list(subject.evaluations.values())
+    secret = [one for one in every if not is_frozen(one)] or every
+    return [one for one in secret if is_at(one, reference)] or secret
 
 
 def worst_case(evaluations: Sequence[Records]) -> Records:
     """The evaluation with the lowest expected robust accuracy."""
     return min(evaluations, key=lambda records: accuracy(records, "adversarial", "expected").value)
+
+
+def is_frozen(records: Records) -> bool:
+    """Whether the attacker knew the random draws that examples were scored on."""
+    return bool((records.evaluation.get("fixed_draws") or {}).get("scored"))
 
 
 def is_transfer(records: Records) -> bool:
@@ -298,7 +307,8 @@ def attack_words(records: Records) -> str:
         name = f"{name}, {'BPDA' if evaluation['gradient'] == 'bpda' else 'exact gradient'}"
     parts = [name]
     if fixed := evaluation.get("fixed_draws"):
-        parts.append(f"{fixed['draws']} fixed draws")
+        frozen = ", on which it is scored" if fixed.get("scored") else ""
+        parts.append(f"{counted(fixed['draws'], 'fixed draw')}{frozen}")
     if settings.get("steps"):
         parts.append(counted(settings["steps"], "step"))
     if (settings.get("restarts") or 1) > 1:

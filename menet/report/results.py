@@ -16,12 +16,12 @@ from menet.evaluation.records import Records
 from menet.evaluation.results import MODEL, read_certificates, read_results
 from menet.progress import format_duration
 from menet.report import Cell, Table
-from menet.report.narrative import attack_words, interval, model_words, percent, threat_words
+from menet.report.narrative import attack_words, interval, is_frozen, model_words, percent, threat_words
 
 INTRODUCTION = (
     "Robust accuracy is the mean over fresh draws of the defense, which neither the attack nor its selection has "
-    "seen; intervals are 95 %, exact, over examples. Everything here is computed by `menet report` from the "
-    "records beside this file."
+    "seen (unless they are said to be fixed and scored on); intervals are 95 %, exact, over examples. Everything "
+    "here is computed by `menet report` from the records beside this file."
 )
 
 
@@ -33,6 +33,8 @@ class Entry:
     made: Mapping[str, Any]
     evaluations: tuple[Records, ...]
     """By robust accuracy, the lowest first."""
+    frozen: tuple[Records, ...] = ()
+    """Those of an attacker who knows the random draws, and on these alone."""
 
     @property
     def decisive(self) -> Records:
@@ -113,7 +115,9 @@ def entries(folder: Path) -> list[Entry]:
             threats.setdefault(threat_words(records.evaluation), []).append(records)
         for group in threats.values():
             ranked = sorted(group, key=lambda one: (accuracy(one).value, one.label))
-            found.append(Entry(name, made, tuple(ranked)))
+            fresh, frozen = (tuple(one for one in ranked if is_frozen(one) == kind) for kind in (False, True))
+            if fresh:
+                found.append(Entry(name, made, fresh, frozen))
     return found
 
 
@@ -139,7 +143,7 @@ def results_markdown(found: Sequence[Entry], proven: Sequence[Proven] = ()) -> s
             parts += [_attacks(chosen).markdown()]
         if certified := [one for one in proven if one.dataset == dataset]:
             parts += ["### any change of a few pixels (ℓ0), proven", _proofs(certified).markdown()]
-    used = [records for entry in found for records in entry.evaluations]
+    used = [records for entry in found for records in (*entry.evaluations, *entry.frozen)]
     machines = sorted({_machine(records) for records in (*used, *(one.records for one in proven))})
     seconds = {one.name: one.made.get("seconds") or 0.0 for one in models}
     attacked = sum(row.get("seconds", 0.0) for one in used for row in one.rows)
@@ -186,7 +190,7 @@ def _attacks(group: Sequence[Entry]) -> Table:
             Cell(f"{len(records.rows):,} × {records.evaluation['scoring']['draws']}", number=True),
         )
         for entry in group
-        for records in entry.evaluations
+        for records in (*entry.evaluations, *entry.frozen)
     )
     columns = (
         "model", "attack", "robust", "by vote", "every draw", "forward passes", "backward passes",

@@ -269,6 +269,20 @@ def test_fixed_draws_make_the_attacked_model_deterministic(defended, digits, som
     assert torch.equal(transfer.source(images), surrogate.fixed(3, 0)(images))
 
 
+def test_frozen_draws_are_those_that_score(defended, digits, tmp_path):
+    known, secret = (
+        parse_attack(f"pgd:steps=10,draws={kind}:1", defended, epsilon=0.2) for kind in ("frozen", "fixed")
+    )
+    found = evaluate(defended, digits, [known, secret], tmp_path, replace(SMALL, stop=8))
+    frozen, fixed = found[known.label], found[secret.label]
+    assert frozen.evaluation["fixed_draws"] == {"draws": 1, "seed": 0, "scored": True}
+    assert all(len(set(row["adversarial"]["predictions"])) == 1 for row in frozen.rows)
+    assert any(len(set(row["adversarial"]["predictions"])) > 1 for row in fixed.rows)
+    assert [row["clean"] for row in frozen.rows] == [row["clean"] for row in fixed.rows]
+    with pytest.raises(ConfigurationError, match="frozen is of the evaluated model; leave on=other out"):
+        parse_attack("pgd:draws=frozen:1,on=other", defended, lambda name: defended)
+
+
 def test_fixed_draws_that_cannot_be_are_refused(defended):
     for draws, message in [
         ("10", "expected draws=fixed:N"),
