@@ -203,7 +203,7 @@ def _number(records: Records, images: Any, criterion: Any) -> dict[str, float]:
 
 
 def _plain(found: Accuracy) -> dict[str, float]:
-    return {"value": round(found.value, 4), "low": round(found.low, 4), "high": round(found.high, 4)}
+    return {"value": round(found.value, 6), "low": round(found.low, 6), "high": round(found.high, 6)}
 
 
 def _page(lines: Sequence[Mapping[str, Any]]) -> str:
