@@ -20,11 +20,11 @@ NEWTON_STEPS = 60
 # Conjugate gradients may be inexact inside Newton's method: their relative residual far from the goal and close
 # to it, and how many times `tol`·λ is far.
 NEWTON_ITERATIONS = 30
-FORCING = (0.3, 0.1, 10.0)
+FORCING = (0.25, 0.1, 20.0)
 # The initial damping, and its factors after a step that lowered the gradient and one that did not.
 DAMPING = (4.0, 0.5, 8.0)
 # The initial damping after gradient steps from a local average, which is further from the minimum.
-COLD_DAMPING = 8.0
+COLD_DAMPING = 16.0
 # Momentum starts as if some steps had been taken: the initial estimate is good, so its direction can be trusted.
 FIRST_MOMENTUM = 2.0
 # The initial estimate of a table: its rank, its first λ relative to the largest singular value, the factor by

@@ -175,8 +175,8 @@ def complete_each(
                 for _ in range(inner_iterations):
                     if not square > goal:
                         break
-                    apply_derivative(direction, basis, ratio, kept, work, image)
-                    curvature = _hessian(direction, unseen[lane], added, image)
+                    split = apply_derivative(direction, basis, ratio, kept, work, image, True)
+                    curvature = _hessian(direction, unseen[lane], added, image, work[4], split)
                     if not curvature > 0:
                         break
                     along = square / curvature
@@ -372,12 +372,15 @@ def prepare_derivative(x: Array, basis: Array, ratio: Array, kept: int, work: An
 
 
 @inlined
-def apply_derivative(direction: Array, basis: Array, ratio: Array, kept: int, work: Any, out: Array) -> None:
+def apply_derivative(
+    direction: Array, basis: Array, ratio: Array, kept: int, work: Any, out: Array, splits: bool
+) -> bool:
     """The derivative along D of X·f(XᵀX), which shrinks or truncates the singular values of X.
 
     It is D·f + XV·N·Vᵀ, where N is (XV)ᵀDV plus its transpose, times the slopes. Where few vectors are kept, N
     and f have few rows and columns, and parts of the products suffice. The second factor of a product is never
-    transposed, which takes a BLAS twice the time.
+    transposed, which takes a BLAS twice the time. If `splits`, a second term may be left in the fifth array of
+    `work`, where the caller passes over memory anyway; returns whether it was.
     """
     slopes, turned, core, image, extra, along, inside, mixed, stacked = work[:9]
     some_turned, others, projected, crossed, some, rest, beside, lower, diagonal = work[9:]
@@ -385,7 +388,7 @@ def apply_derivative(direction: Array, basis: Array, ratio: Array, kept: int, wo
     first = size - kept
     if kept == 0:
         out[:] = 0
-        return
+        return False
     if 2 * kept > size:
         np.dot(image.T, direction, along)
         np.dot(along, turned, inside)
@@ -396,10 +399,11 @@ def apply_derivative(direction: Array, basis: Array, ratio: Array, kept: int, wo
         np.dot(mixed, basis, along)
         np.dot(direction, core, out)
         np.dot(image, along, extra)
-        for r in range(rows):
-            for k in range(width):
-                out[r, k] += extra[r, k]
-        return
+        if not splits:
+            for r in range(rows):
+                for k in range(width):
+                    out[r, k] += extra[r, k]
+        return splits
     left, right = some[: rows * kept].reshape(rows, kept), rest[: rows * first].reshape(rows, first)
     onto, across = projected[: rows * kept].reshape(rows, kept), crossed[: width * kept].reshape(kept, width)
     np.dot(direction, some_turned[: width * kept].reshape(width, kept), onto)
@@ -420,6 +424,7 @@ def apply_derivative(direction: Array, basis: Array, ratio: Array, kept: int, wo
         for i in range(kept):
             both[r, kept + i] = added[r, i] + ratio[first + i] * onto[r, i]
     np.dot(both, stacked[: 2 * kept], out)
+    return False
 
 
 @compiled
@@ -464,7 +469,7 @@ def adjoint_each(
         _shrinkage(values, basis, threshold, ratio, scaled, work[2], tiny)
         kept = _slopes(values, threshold, work[0], eps, tiny)
         prepare_derivative(filled, basis, ratio, kept, work)
-        apply_derivative(direction, basis, ratio, kept, work, image)
+        apply_derivative(direction, basis, ratio, kept, work, image, False)
         along_threshold, square = zero, zero
         for i in range(size - kept, size):
             along_threshold -= diagonal[i] / values[i]
@@ -479,7 +484,7 @@ def adjoint_each(
         for _ in range(max_iter):
             if not square > goal:
                 break
-            apply_derivative(direction, basis, ratio, kept, work, image)
+            apply_derivative(direction, basis, ratio, kept, work, image, False)
             curvature = _hessian_of_unseen(direction, unseen, image)
             # A direction without curvature does not change the estimate.
             if not curvature > steep * length:
@@ -550,10 +555,16 @@ def _square(x: Array) -> Number:
 
 
 @inlined
-def _hessian(direction: Array, unseen: Array, added: float, image: Array) -> Number:
-    """image = added·direction − unseen∘image, and its product with the direction."""
-    direction, unseen, image = _flat(direction), _flat(unseen), _flat(image)
+def _hessian(direction: Array, unseen: Array, added: float, image: Array, more: Array, split: bool) -> Number:
+    """image = added·direction − unseen∘(image + more, if `split`), and its product with the direction."""
+    direction, unseen, image, more = _flat(direction), _flat(unseen), _flat(image), _flat(more)
     total = image.dtype.type(0)
+    if split:
+        for k in range(len(image)):
+            value = added * direction[k] - unseen[k] * (image[k] + more[k])
+            image[k] = value
+            total += direction[k] * value
+        return total
     for k in range(len(image)):
         value = added * direction[k] - unseen[k] * image[k]
         image[k] = value

@@ -232,7 +232,7 @@ def truncate_adjoint_each(
                 near = -far if apart < 0 or (apart == 0 and few) else far
                 slopes[i, k] = one / (near * max(values[i] + values[k], least)) if k < first else zero
         prepare_derivative(narrow, basis, ratio, chosen, work)
-        apply_derivative(direction, basis, ratio, chosen, work, image)
+        apply_derivative(direction, basis, ratio, chosen, work, image, False)
         for i in range(x.shape[1]):
             for j in range(x.shape[2]):
                 r, k = (i, j) if tall else (j, i)
