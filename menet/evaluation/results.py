@@ -118,6 +118,9 @@ def publish(
             made_by["source"] = Path(str(made_by["source"])).name
         write_results(path, replace(records, header={**records.header, "made": made_by}))
         written.append(path)
+    config = made.get("config") or {}
+    if config.get("prepared"):
+        made = {**made, "config": {**config, "prepared": Path(str(config["prepared"])).name}}
     write_atomically(target / MODEL, json.dumps(made, indent=1, sort_keys=True) + "\n")
     return [*written, target / MODEL]
 

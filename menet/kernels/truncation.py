@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from menet.kernels.compiling import Array, compiled, inlined, padded, scale_of
-from menet.kernels.completion import apply_derivative, derivative_for, prepare_derivative
+from menet.kernels.derivative import apply_derivative, derivative_for, prepare_derivative
 from menet.kernels.eigenvectors import (
     eigh,
     eigh_together,

@@ -130,9 +130,9 @@ def test_same_steps_as_the_solver_in_torch(estimator, shape, kind, generator, mo
     monkeypatch.setattr(kernels, "_available", lambda: False)
     plain = estimator.solve(smooth, mask)
     # In single precision rounding may end a matrix some steps earlier or later, as far apart as `tol` allows.
-    within = {"rtol": 1e-6, "atol": 1e-9} if kind == torch.float64 else {"rtol": 0, "atol": 1e-2}
+    within = {"rtol": 1e-6, "atol": 1e-9} if kind == torch.float64 else {"rtol": 0, "atol": 5e-3}
     torch.testing.assert_close(fast.estimate, plain.estimate, **within)
-    assert bool(((fast.iterations - plain.iterations).abs() <= (0 if kind == torch.float64 else 10)).all())
+    assert bool(((fast.iterations - plain.iterations).abs() <= (0 if kind == torch.float64 else 6)).all())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -205,7 +205,7 @@ def test_what_the_solver_leaves_is_done_in_double(estimator, stopped, generator,
     "estimator",
     [
         NuclearNorm(gradient_tol=1e-6),
-        SoftImpute(gradient_tol=1e-6),
+        SoftImpute(tol=3e-4, gradient_tol=1e-6),
         USVT(),
         USVT(0.3),
         USVT(1.0),
@@ -226,7 +226,7 @@ def test_same_gradients_as_in_torch(estimator, shape, kind, generator, monkeypat
         leaf = x.clone().requires_grad_()
         found.append(torch.autograd.grad(estimator(leaf, mask), leaf, outgoing)[0])
     # The two stop at slightly different iterates.
-    within = 2e-2 if type(estimator) is NuclearNorm else 4e-3
+    within = 2e-2 if type(estimator) is NuclearNorm else 2e-3
     distance = (found[0] - found[1]).flatten(1).norm(dim=1) / found[1].flatten(1).norm(dim=1).clamp(min=1e-9)
     assert float(distance.max()) < within
 

@@ -108,6 +108,12 @@ def test_where_a_model_lay_is_not_published(tmp_path):
     assert read_result(path).header["made"]["source"] == "me-net"
 
 
+def test_where_its_estimates_lay_is_not_published(tmp_path):
+    made = {"config": {"epochs": 2, "prepared": "/home/someone/shards"}}
+    publish("mnist/a", {"pgd": records(0)}, made, tmp_path)
+    assert json.loads((tmp_path / "mnist/a/model.json").read_text())["config"]["prepared"] == "shards"
+
+
 def test_rendering_again_changes_nothing(tmp_path):
     publish("mnist/me-net", {"pgd": records(0), "cw": records(1, "cw")}, {"config": {"epochs": 2}}, tmp_path)
     first = {path.name: path.read_bytes() for path in write_board(tmp_path)}
