@@ -205,7 +205,7 @@ def test_what_the_solver_leaves_is_done_in_double(estimator, stopped, generator,
     "estimator",
     [
         NuclearNorm(gradient_tol=1e-6),
-        SoftImpute(tol=3e-4, gradient_tol=1e-6),
+        SoftImpute(gradient_tol=1e-6),
         USVT(),
         USVT(0.3),
         USVT(1.0),
@@ -225,10 +225,23 @@ def test_same_gradients_as_in_torch(estimator, shape, kind, generator, monkeypat
         monkeypatch.setattr(kernels, "_available", lambda available=available: available)
         leaf = x.clone().requires_grad_()
         found.append(torch.autograd.grad(estimator(leaf, mask), leaf, outgoing)[0])
-    # The two stop at slightly different iterates.
-    within = 2e-2 if type(estimator) is NuclearNorm else 2e-3
+    # The two stop at slightly different iterates; in single precision that in torch is off by up to 2.5e-3.
+    within = 2e-2 if type(estimator) is NuclearNorm else 2e-3 if kind == torch.float64 else 4e-3
     distance = (found[0] - found[1]).flatten(1).norm(dim=1) / found[1].flatten(1).norm(dim=1).clamp(min=1e-9)
     assert float(distance.max()) < within
+
+
+def test_gradients_in_single_precision_are_those_in_double(generator):
+    x = torch.rand(6, 28, 3, generator=generator) @ torch.rand(6, 3, 28, generator=generator)
+    x = 3 * x + torch.randn(x.shape, generator=generator)
+    mask = masks.bernoulli(x.shape, 0.6, generator)
+    outgoing = torch.randn(x.shape, generator=generator)
+    found = []
+    for kind, tol in ((torch.float32, 3e-4), (torch.float64, 1e-9)):
+        leaf = x.to(kind, copy=True).requires_grad_()
+        estimate = SoftImpute(tol=tol, gradient_tol=1e-6)(leaf, mask)
+        found.append(torch.autograd.grad(estimate, leaf, outgoing.to(kind))[0].double().flatten(1))
+    assert float(((found[0] - found[1]).norm(dim=1) / found[1].norm(dim=1)).max()) < 1e-3
 
 
 def test_a_looser_gradient_tolerance_is_less_exact(generator):
