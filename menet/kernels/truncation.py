@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from menet.kernels.compiling import Array, compiled, inlined, padded, scale_of
-from menet.kernels.derivative import apply_derivative, derivative_for, prepare_derivative
 from menet.kernels.eigenvectors import (
     eigh,
     eigh_together,
@@ -194,46 +193,77 @@ def truncate_adjoint_each(
     eps: float,
     tiny: float,
 ) -> None:
-    """As `linalg.truncate_derivative`, by the derivative of the part that is dropped if that is smaller."""
+    """As `linalg.truncate_derivative`, by the derivative of the part that is dropped if that is smaller.
+
+    With the chosen vectors as the rows of U and the others as those of R, the derivative along D is
+    Uᵀ(UD + MX) + MᵀUX, where M = NR and N is (UX·Dᵀ + UD·Xᵀ)Rᵀ over differences of squared singular values.
+    """
     keep_values, keep_basis, keep_dropped = reached
-    tall = x.shape[1] >= x.shape[2]
-    rows, size = max(x.shape[1], x.shape[2]), min(x.shape[1], x.shape[2])
-    width = padded(size)
+    turned = x.shape[1] >= x.shape[2]
+    size, long = min(x.shape[1], x.shape[2]), max(x.shape[1], x.shape[2])
     kind = x.dtype
-    zero, one, least = kind.type(0), kind.type(1), kind.type(math.sqrt(tiny))
-    direction, image = np.zeros((rows, width), kind), np.zeros((rows, width), kind)
-    narrow, basis = np.zeros((rows, width), kind), np.zeros((width, width), kind)
-    values, ratio, work = np.empty(size, kind), np.empty(size, kind), derivative_for(rows, size, kind)
-    slopes = work[0]
+    one, least = kind.type(1), kind.type(math.sqrt(tiny))
+    narrow, direction = np.zeros((size, long), kind), np.zeros((size, long), kind)
+    result, parts = np.zeros((size, long), kind), np.zeros((3, size * long), kind)
+    small = np.zeros((5, size * size), kind)
     for number in range(len(x)):
-        scale = scale_of(x[number], kind.type(tiny))
-        factor, inverse = one / fraction[number], one / scale
-        for i in range(x.shape[1]):
-            for j in range(x.shape[2]):
-                r, k = (i, j) if tall else (j, i)
-                narrow[r, k] = x[number, i, j] * inverse
-                direction[r, k] = outgoing[number, i, j] * factor
-        dropped = keep_dropped[number]
+        inverse, factor = one / scale_of(x[number], kind.type(tiny)), one / fraction[number]
+        if turned:
+            for k in range(long):
+                for i in range(size):
+                    narrow[i, k], direction[i, k] = x[number, k, i], outgoing[number, k, i]
+        matrix = narrow if turned else x[number]
+        along = direction if turned else outgoing[number]
+        values, basis, dropped = keep_values[number], keep_basis[number], keep_dropped[number]
         few = dropped <= size - dropped
         chosen = dropped if few else size - dropped
-        first = size - chosen
-        negligible = max(kind.type(math.sqrt(eps)) * keep_values[number, size - 1], least)
-        # The chosen vectors come last.
+        rest = size - chosen
+        if chosen == 0:
+            result[:] = 0
+        else:
+            start, other = (0, chosen) if few else (rest, 0)
+            vectors, others = basis[start : start + chosen], basis[other : other + rest]
+            by_direction = small[0, : chosen * size].reshape(chosen, size)
+            by_matrix = small[1, : chosen * size].reshape(chosen, size)
+            angles = small[2, : chosen * rest].reshape(chosen, rest)
+            stacked = small[3, : 2 * chosen * size].reshape(2 * chosen, size)
+            moved = small[4, : chosen * size].reshape(chosen, size)
+            both = parts[0, : 2 * chosen * long].reshape(2 * chosen, long)
+            onto = parts[1, : chosen * long].reshape(chosen, long)
+            added = parts[2, : chosen * long].reshape(chosen, long)
+            np.dot(vectors, matrix, both[chosen:])
+            np.dot(vectors, along, onto)
+            for i in range(chosen):
+                for k in range(long):
+                    both[chosen + i, k] *= inverse
+            np.dot(both[chosen:], along.T, by_direction)
+            np.dot(onto, matrix.T, by_matrix)
+            for i in range(chosen):
+                for k in range(size):
+                    by_direction[i, k] += by_matrix[i, k] * inverse
+            np.dot(by_direction, others.T, angles)
+            negligible = max(kind.type(math.sqrt(eps)) * values[size - 1], least)
+            for i in range(chosen):
+                value = values[start + i]
+                for k in range(rest):
+                    apart = value - values[other + k]
+                    far = max(abs(apart), negligible)
+                    near = -far if apart < 0 or (apart == 0 and few) else far
+                    angles[i, k] /= near * max(value + values[other + k], least)
+            np.dot(angles, others, stacked[chosen:])
+            for i in range(chosen):
+                for k in range(size):
+                    stacked[i, k] = vectors[i, k]
+                    moved[i, k] = stacked[chosen + i, k] * inverse
+            np.dot(moved, matrix, added)
+            for i in range(chosen):
+                for k in range(long):
+                    both[i, k] = onto[i, k] + added[i, k]
+            np.dot(stacked.T, both, result)
         for i in range(size):
-            source = size - 1 - i if few else i
-            values[i] = keep_values[number, source]
-            ratio[i] = one if i >= first else zero
-            for k in range(size):
-                basis[i, k] = keep_basis[number, source, k]
-        for i in range(first, size):
-            for k in range(size):
-                apart = values[i] - values[k]
-                far = max(abs(apart), negligible)
-                near = -far if apart < 0 or (apart == 0 and few) else far
-                slopes[i, k] = one / (near * max(values[i] + values[k], least)) if k < first else zero
-        prepare_derivative(narrow, basis, ratio, chosen, work)
-        apply_derivative(direction, basis, ratio, chosen, work, image, False)
-        for i in range(x.shape[1]):
-            for j in range(x.shape[2]):
-                r, k = (i, j) if tall else (j, i)
-                gradient[number, i, j] = direction[r, k] - image[r, k] if few else image[r, k]
+            for k in range(long):
+                value = (along[i, k] - result[i, k] if few else result[i, k]) * factor
+                if turned:
+                    gradient[number, k, i] = value
+                else:
+                    gradient[number, i, k] = value
