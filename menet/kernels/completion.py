@@ -58,7 +58,7 @@ def complete_each(
     each, big, small = (lanes, rows, width), (rows, width), (width, width)
     # What a matrix has to itself, in its lane, and what is needed only between its decompositions.
     a, unseen, filled = np.zeros(each, kind), np.zeros(each, kind), np.zeros(each, kind)
-    last_shrunk, last_stepped = np.zeros(each, kind), np.zeros(each, kind)
+    last_shrunk = np.zeros(each, kind)
     scales, levels = np.ones(lanes, kind), np.ones(lanes, kind)
     dampings, last_sizes = np.ones(lanes), np.ones(lanes)
     numbers, taken = np.full(lanes, -1), np.zeros(lanes, np.int64)
@@ -106,7 +106,7 @@ def complete_each(
             for lane in range(lanes):
                 if numbers[lane] >= 0:
                     np.dot(filled[lane].T, filled[lane], scratch[0])
-                put(together, scratch[0] if numbers[lane] >= 0 else scratch[0][:0], lane, size, tiny)
+                put(together, scratch[0] if numbers[lane] >= 0 else scratch[0][:0], lane, size, True, tiny)
             if not eigh_together(together, size, True, eps):
                 return False
         for lane in range(lanes):
@@ -138,12 +138,11 @@ def complete_each(
             worse = step > 1 and not (gradient < last_sizes[lane] or finished)
             if worse:
                 # The step was too long: go on from the gradient step that it was to improve, with more damping.
-                filled[lane] = last_stepped[lane]
+                _fill(a[lane], unseen[lane], last_shrunk[lane], filled[lane])
                 dampings[lane] *= more_damping
             else:
                 dampings[lane] *= less_damping
                 last_shrunk[lane] = shrunk
-                last_stepped[lane] = stepped
             converged = not worse and (finished or gradient <= goal_size)
             if converged or step == limit:
                 numbers[lane] = -1

@@ -45,7 +45,7 @@ def eigh_of_each(matrices: Array, values: Array, rows: Array, eps: float, tiny: 
         shared = worthwhile(count, lanes)
         if shared:
             for lane in range(lanes):
-                put(together, matrices[first + lane] if lane < count else work[:0], lane, size, tiny)
+                put(together, matrices[first + lane] if lane < count else work[:0], lane, size, False, tiny)
             if not eigh_together(together, size, wanted > 0, eps):
                 return False
         for number in range(first, first + count):
@@ -272,19 +272,22 @@ def together_for(lanes: int, size: int, kind: Any) -> tuple[Array, Array, Array,
 
 
 @inlined
-def put(together: tuple[Array, Array, Array, Array], matrix: Array, lane: int, size: int, tiny: float) -> None:
-    """Put a symmetric matrix into a lane, or zero if `matrix` has no rows."""
+def put(
+    together: tuple[Array, Array, Array, Array], matrix: Array, lane: int, size: int, gram: bool, tiny: float
+) -> None:
+    """Put a symmetric matrix into a lane, or zero if `matrix` has no rows; of a Gram matrix, say so."""
     matrices, _, _, scales = together
     lanes, kind = len(scales), matrices.dtype
     scale = kind.type(tiny)
-    if len(matrix):
-        for i in range(size):
-            for k in range(size):
-                scale = max(scale, abs(matrix[i, k]))
+    for i in range(min(size, len(matrix))):
+        # The largest entries of a Gram matrix are on its diagonal.
+        for k in range(i if gram else 0, i + 1):
+            scale = max(scale, abs(matrix[i, k]))
     scales[lane] = scale
+    inverse = kind.type(1) / scale
     for i in range(size):
         for k in range(i + 1):
-            matrices[(i * size + k) * lanes + lane] = matrix[i, k] / scale if len(matrix) else kind.type(0)
+            matrices[(i * size + k) * lanes + lane] = matrix[i, k] * inverse if len(matrix) else kind.type(0)
 
 
 @inlined

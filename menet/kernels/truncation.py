@@ -77,7 +77,7 @@ def truncate_each(
             for lane in range(lanes):
                 if lane < these:
                     np.dot(narrow[lane], narrow[lane].T, scratch[0])
-                put(together, scratch[0] if lane < these else scratch[0][:0], lane, size, tiny)
+                put(together, scratch[0] if lane < these else scratch[0][:0], lane, size, True, tiny)
             if not eigh_together(together, size, True, eps):
                 return first
         for lane in range(these):
