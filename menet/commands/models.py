@@ -140,8 +140,9 @@ def _table(cards: "list[Card]") -> Any:
 
     rows = []
     for card in cards:
-        lines = card.measured or ({},)
-        rows += [
+        # The first line is of the threat model of most models; `menet models show` has all of them.
+        line = card.measured[0] if card.measured else {}
+        rows.append(
             (
                 Cell(card.name),
                 Cell(f"{card.size / 2**20:.1f} MiB", number=True),
@@ -149,8 +150,7 @@ def _table(cards: "list[Card]") -> Any:
                 _number(line.get("robust")),
                 Cell(line.get("threat", "not measured")),
             )
-            for line in lines
-        ]
+        )
     columns = ("name", "size", "clean %", "robust %", "threat model")
     return Table("Networks of the package", columns, tuple(rows))
 

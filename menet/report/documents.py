@@ -10,9 +10,12 @@ from menet.files import write_atomically
 from menet.report import board
 from menet.report.accuracy_tables import results_table
 from menet.report.reproduction import table_of
+from menet.report.results import budgets_table, main_threats
 
 RESULTS = re.compile(r"(?P<begin><!-- results(?P<names>( [\w-]+)*) -->\n).*?(?P<end><!-- /results -->)", re.S)
 """Around the main table, or its lines of some names, such as <!-- results vanilla menet-pure -->."""
+BUDGETS = re.compile(r"(?P<begin><!-- budgets (?P<dataset>[\w-]+) -->\n).*?(?P<end><!-- /budgets -->)", re.S)
+"""Around the table of a dataset's models under several threat models, such as <!-- budgets mnist -->."""
 REPRODUCED = re.compile(
     r"(?P<begin><!-- reproduced (?P<name>\S+) (?P<scale>\S+) -->\n).*?(?P<end><!-- /reproduced -->)", re.S
 )
@@ -22,26 +25,33 @@ REPRODUCED = re.compile(
 def fill_results(file: Path, folder: Path) -> Path:
     """Put tables of the compact results in `folder` between the markers of a Markdown file.
 
-    The main table goes between those of `RESULTS`, what was measured of a reproduced table between those of
-    `REPRODUCED`.
+    The main table, under the threat model of most models, goes between those of `RESULTS`, that of other threat
+    models between those of `BUDGETS`, what was measured of a reproduced table between those of `REPRODUCED`.
     """
     text = file.read_text(encoding="utf-8")
     if not RESULTS.search(text) and not REPRODUCED.search(text):
         raise ConfigurationError(f"expected <!-- results --> and <!-- /results --> in {file}, got none")
     text = RESULTS.sub(lambda found: _main_table(found, folder), text)
+    text = BUDGETS.sub(lambda found: _budgets(found, folder), text)
     write_atomically(file, REPRODUCED.sub(lambda found: _reproduced(found, folder), text))
     return file
 
 
 def _main_table(found: re.Match[str], folder: Path) -> str:
     """The board in short between its markers, or the lines of every dataset that these name."""
-    names = found["names"].split()
+    names, entries = found["names"].split(), board.entries(folder)
+    main = main_threats(entries)
     lines = [
         line
-        for line in board.rows(board.entries(folder))
+        for line in board.rows([entry for entry in entries if entry.threat == main[entry.dataset]])
         if not names or line["name"].rpartition("/")[2] in names
     ]
     return f"{found['begin']}{results_table(lines).markdown()}\n{found['end']}"
+
+
+def _budgets(found: re.Match[str], folder: Path) -> str:
+    group = [entry for entry in board.entries(folder) if entry.dataset == found["dataset"]]
+    return f"{found['begin']}\n{budgets_table(group).markdown()}\n\n{found['end']}"
 
 
 def _reproduced(found: re.Match[str], folder: Path) -> str:

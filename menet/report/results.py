@@ -3,6 +3,7 @@
 import html
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,7 +107,7 @@ def _part_of_dataset(records: Records) -> str:
 
 
 def entries(folder: Path) -> list[Entry]:
-    """All results in a folder, one entry per model and threat model."""
+    """All results in a folder, one entry per model and threat model, of a model the `main_threats` first."""
     found = []
     for name, evaluations in read_results(folder).items():
         made = made_of(folder / name / MODEL)
@@ -118,7 +119,23 @@ def entries(folder: Path) -> list[Entry]:
             fresh, frozen = (tuple(one for one in ranked if is_frozen(one) == kind) for kind in (False, True))
             if fresh:
                 found.append(Entry(name, made, fresh, frozen))
-    return found
+    main = main_threats(found)
+    return sorted(found, key=lambda one: (one.name, one.threat != main[one.dataset], _order(one)))
+
+
+def main_threats(found: Sequence[Entry]) -> dict[str, str]:
+    """The threat model under which the most models of each dataset were attacked."""
+    count: dict[str, Counter[str]] = {}
+    for entry in sorted(found, key=_order):
+        count.setdefault(entry.dataset, Counter())[entry.threat] += 1
+    return {dataset: threats.most_common(1)[0][0] for dataset, threats in count.items()}
+
+
+def _order(entry: Entry) -> tuple[bool, str, float]:
+    """By norm, ℓ∞ first, and budget."""
+    threat = entry.decisive.evaluation.get("threat") or {}
+    norm, size = str(threat.get("norm", "")), threat.get("epsilon")
+    return norm != "linf", norm, float(size) if isinstance(size, (int, float)) else math.inf
 
 
 def certificates(folder: Path) -> list[Proven]:
@@ -137,7 +154,12 @@ def results_markdown(found: Sequence[Entry], proven: Sequence[Proven] = ()) -> s
     for dataset in dict.fromkeys(one.dataset for one in models):
         parts.append(f"## {dataset}")
         group = [entry for entry in found if entry.dataset == dataset]
-        for threat in dict.fromkeys(entry.threat for entry in group):
+        by_budget = budgets_table(group)
+        if by_budget.rows:
+            parts += ["### By budget and norm", by_budget.markdown()]
+        main = main_threats(group)
+        ordered = sorted(group, key=lambda one: (one.threat not in main.values(), _order(one)))
+        for threat in dict.fromkeys(entry.threat for entry in ordered):
             chosen = [entry for entry in group if entry.threat == threat]
             parts += [f"### {threat}", _overview(chosen).markdown()]
             parts += [_attacks(chosen).markdown()]
@@ -157,6 +179,19 @@ def results_markdown(found: Sequence[Entry], proven: Sequence[Proven] = ()) -> s
         + ".",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def budgets_table(group: Sequence[Entry]) -> Table:
+    """The models that were attacked under several threat models, one column for each of these."""
+    count = Counter(entry.name for entry in group)
+    several = sorted((entry for entry in group if count[entry.name] > 1), key=_order)
+    threats = list(dict.fromkeys(entry.threat for entry in several))
+    found = {(entry.name, entry.threat): _cell(entry.decisive, "adversarial", "expected") for entry in several}
+    cells = tuple(
+        (Cell(name), *(found.get((name, threat), Cell("–", number=True)) for threat in threats))
+        for name in sorted({entry.name for entry in several})
+    )
+    return Table("Robust accuracy by budget and norm, worst case over attacks", ("model", *threats), cells)
 
 
 def _overview(group: Sequence[Entry]) -> Table:

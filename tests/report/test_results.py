@@ -14,6 +14,7 @@ from results_samples import certificate, records
 from menet.errors import RecordError
 from menet.evaluation import (
     accuracies,
+    accuracy,
     certificate_summary,
     compare,
     publish,
@@ -27,6 +28,7 @@ from menet.evaluation.results import write_results
 from menet.experiments.jobs import Workspace
 from menet.experiments.plan import FORMAT, save_summary
 from menet.report.board import entries, problems, results_markdown, write_board
+from menet.report.documents import fill_results
 from menet.report.results import Entry
 
 
@@ -125,6 +127,29 @@ def test_rendering_again_changes_nothing(tmp_path):
     assert line["robust"]["low"] < line["robust"]["value"] < line["robust"]["high"]
     assert line["attacks"] == 2
     assert f"{100 * line['robust']['value']:.1f}%" in results_markdown([entry])
+
+
+def test_models_under_several_threat_models_get_a_table_of_their_own(tmp_path):
+    publish("mnist/one", {"pgd": records(0), "weak": records(1, "weak", epsilon=0.05)}, {}, tmp_path)
+    publish("mnist/other", {"pgd": records(2)}, {}, tmp_path)
+    found = entries(tmp_path)
+    assert [(one.name, one.threat) for one in found] == [
+        ("mnist/one", "ℓ∞ ≤ 0.1"), ("mnist/one", "ℓ∞ ≤ 0.05"), ("mnist/other", "ℓ∞ ≤ 0.1")
+    ]  # fmt: skip
+    text = results_markdown(found)
+    table = text[text.index("### By budget and norm") : text.index("### ℓ∞ ≤ 0.1")]
+    assert "| ℓ∞ ≤ 0.05 | ℓ∞ ≤ 0.1 |" in table
+    assert "mnist/one" in table
+    assert "mnist/other" not in table
+    for entry in found[:2]:
+        assert f"{100 * accuracy(entry.decisive).value:.1f}%" in table
+
+    document = tmp_path / "document.md"
+    document.write_text("<!-- results -->\n<!-- /results -->\n<!-- budgets mnist -->\n<!-- /budgets -->\n")
+    fill_results(document, tmp_path)
+    main, budgets = document.read_text(encoding="utf-8").split("<!-- /results -->")
+    assert "ℓ∞ ≤ 0.05" not in main, "the main table is of one threat model"
+    assert "ℓ∞ ≤ 0.05" in budgets
 
 
 def test_the_picture_shows_the_model_whose_attacks_differ_most(tmp_path):
