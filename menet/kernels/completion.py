@@ -33,12 +33,14 @@ def complete_each(
     estimate: Array,
     iterations: NDArray[np.int64],
     reached: tuple[Array, Array, Array, Array],
+    restore: bool,
     settings: tuple[float, int, int, int, int, float, float, float, float, float, float, float, float, float],
     eps: float,
     tiny: float,
 ) -> bool:
     """Solve each problem, starting at `start`, or where that is empty at local averages; matrices may be wide.
 
+    With `restore` the estimate has the observed entries as they were. It may share its memory with `x`.
     `settings` holds tol, max_iter, the number of gradient steps, of Newton steps and of conjugate gradient
     iterations in each, the initial momentum, the smallest ratio of threshold to norm that is solved here and that
     is told from zero, the initial damping and its factors after a good and a bad step, and the residual of the
@@ -151,7 +153,8 @@ def complete_each(
                     for i in range(x.shape[1]):
                         for j in range(x.shape[2]):
                             r, k = (i, j) if tall else (j, i)
-                            estimate[number, i, j] = last_shrunk[lane, r, k] * scales[lane]
+                            found, given = last_shrunk[lane, r, k] * scales[lane], x[number, i, j]
+                            estimate[number, i, j] = given if restore and mask[number, i, j] else found
                 if len(keep_filled):
                     if not converged:
                         _fill(a[lane], unseen[lane], last_shrunk[lane], filled[lane])
@@ -235,7 +238,6 @@ def _accelerate(
         grown = (1 + math.sqrt(1 + 4 * momentum * momentum)) / 2
         _extrapolate(stepped, filled, kind.type((momentum - 1) / grown), point)
         momentum = grown
-        filled[:] = stepped
 
 
 @inlined
@@ -399,9 +401,12 @@ def _inner_difference(point: Array, stepped: Array, previous: Array) -> Number:
 
 @inlined
 def _extrapolate(stepped: Array, previous: Array, momentum: float, out: Array) -> None:
+    """The point beyond `stepped`, seen from `previous`, which becomes `stepped`."""
     stepped, previous, out = _flat(stepped), _flat(previous), _flat(out)
     for k in range(len(out)):
-        out[k] = stepped[k] + momentum * (stepped[k] - previous[k])
+        new = stepped[k]
+        out[k] = new + momentum * (new - previous[k])
+        previous[k] = new
 
 
 @inlined
