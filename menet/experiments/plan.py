@@ -48,6 +48,8 @@ class Cell:
     """Of certificates: the number of perturbed pixels (L0) that must not change the vote."""
     ours: bool = False
     """An extension: the paper has no such number."""
+    reduced: str = ""
+    """What the scale leaves of the attack, such as "60 of 100 steps"; empty if all."""
 
     def setting(self) -> Setting:
         """The configuration that will run, as a setting to compare with that of the claim."""
@@ -188,7 +190,21 @@ def _with_needs(job: Job) -> Iterator[Job]:
 
 def _cell_at(cell: Cell, scale: Scale) -> Cell:
     restarts = None if cell.restarts is None else scale.restarts(cell.restarts)
-    return replace(cell, job=transformed(cell.job, scale), restarts=restarts)
+    scaled = replace(cell, job=transformed(cell.job, scale), restarts=restarts)
+    return replace(scaled, reduced=", ".join(_reduced(cell, scaled)))
+
+
+def _reduced(cell: Cell, scaled: Cell) -> Iterator[str]:
+    """In what the attack of a scaled cell is smaller."""
+    if cell.clean or not isinstance(cell.job, Evaluate) or not isinstance(scaled.job, Evaluate):
+        return
+    names = {"steps": "steps", "restarts": "restarts", "eot": "draws per gradient", "samples": "samples"}
+    for name, words in names.items():
+        before, after = cell.job.settings.get(name), scaled.job.settings.get(name)
+        if name == "restarts" and cell.restarts is not None:
+            before, after = cell.restarts, scaled.restarts
+        if before is not None and after is not None and after < before:
+            yield f"{after:,} of {before:,} {words}"
 
 
 def _setting(cell: Cell, job: Evaluate) -> Setting:
@@ -329,6 +345,7 @@ def measured(cell: Cell, workspace: Workspace, outcomes: Mapping[str, JobOutcome
         "interval": number.interval,
         "dataset": job.model.config.dataset,
         "training": job.model.described(),
+        **({"reduced": cell.reduced} if cell.reduced else {}),
         **({"bfloat16": True} if job.records(workspace).header.get("evaluation", {}).get("bfloat16") else {}),
         **_distances(job, job.records(workspace)),
     }

@@ -37,9 +37,10 @@ def draw(summary: dict[str, Any], root: Path) -> Figure:
         )
     figure = FORMS[summary["form"]](summary, root)
     # A figure may leave its page; the scale that made it goes with it.
-    figure.supxlabel(
-        textwrap.fill(f"scale {summary['scale']}: {summary['scale_summary']}", 90), fontsize=7, color=FAINT
-    )
+    # A letter of this size takes about a seventeenth of an inch.
+    width = min(90, int(17 * figure.get_size_inches()[0]))
+    words = textwrap.fill(f"scale {summary['scale']}: {summary['scale_summary']}", width)
+    figure.supxlabel(words, fontsize=7, color=FAINT)
     return figure
 
 

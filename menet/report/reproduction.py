@@ -61,8 +61,10 @@ def pack(root: Path, target: Path, order: Sequence[str]) -> list[Path]:
 def _is_measured(summary: dict[str, Any]) -> bool:
     if summary["kind"] == "table":
         return any("value" in cell for cell in summary["cells"])
-    sources = [source for panel in summary["panels"] for source in panel["sources"].values()]
-    return _missing(summary) is None and not any("folder" in source for source in sources)
+    panels = summary["panels"]
+    if any("folder" in source for panel in panels for source in panel["sources"].values()):
+        return False
+    return _missing(panels) is None or any(panel["curves"] and not _missing([panel]) for panel in panels)
 
 
 def measured_at(name: str, roots: Sequence[Path]) -> dict[str, tuple[int, int]]:
@@ -151,23 +153,24 @@ def _table_section(summary: dict[str, Any], root: Path) -> Section:
 
 
 def _figure_section(summary: dict[str, Any], root: Path) -> Section:
-    missing = _missing(summary)
-    if missing:
+    """The panels that are measured; panels of curves stand alone, the others of a figure are one picture."""
+    missing = _missing(summary["panels"])
+    drawn = [panel for panel in summary["panels"] if panel["curves"] and not _missing([panel])]
+    words = f"Scale {summary['scale']}: {summary['scale_summary']}."
+    if missing and not drawn:
         return Section(_anchor(summary), _heading(summary), (f"Not drawn: {missing}.",))
+    if missing:
+        others = [panel["title"] for panel in summary["panels"] if panel not in drawn]
+        words += f" Not measured: {', '.join(others)}."
+        summary = {**summary, "panels": drawn}
     picture = Picture(
         _anchor(summary), f"{summary['title']} (scale {summary['scale']})", draw(summary, root), True
     )
-    return Section(
-        _anchor(summary),
-        _heading(summary),
-        (f"Scale {summary['scale']}: {summary['scale_summary']}.",),
-        (),
-        (picture,),
-    )
+    return Section(_anchor(summary), _heading(summary), (words,), (), (picture,))
 
 
-def _missing(summary: dict[str, Any]) -> str | None:
-    for panel in summary["panels"]:
+def _missing(panels: Sequence[dict[str, Any]]) -> str | None:
+    for panel in panels:
         parts = [*panel["sources"].values(), *(point for curve in panel["curves"] for point in curve["points"])]
         for part in parts:
             if "missing" in part:
@@ -185,6 +188,8 @@ def _cell(cell: dict[str, Any]) -> Cell:
     if cell["claimed"] is not None:
         star = "*" if cell["quoted"] else ""
         note += f"; paper {cell['claimed']:.1f}{star}, {cell['value'] - cell['claimed']:+.1f}"
+    if "reduced" in cell:
+        note += f"; {cell['reduced']}"
     if "median_distance" in cell:
         note += f"; median ℓ2 {cell['median_distance']['l2']:.2f}, ℓ∞ {cell['median_distance']['linf']:.3f}"
     return Cell(f"{cell['value']:.1f}%", note, number=True)

@@ -199,6 +199,13 @@ def test_fifty_restarts_answer_for_ten_and_twenty() -> None:
         assert job.settings["restarts"] == counted[-1]
 
 
+def test_a_smaller_scale_says_what_it_leaves_of_an_attack() -> None:
+    table = experiment("table25")
+    assert isinstance(table, Table)
+    assert table.at(LAPTOP).cells[2].reduced == "60 of 100 steps, 8 of 50 restarts"
+    assert table.at(PAPER).cells[2].reduced == ""
+
+
 def test_votes_take_p_from_the_schedule_and_the_mean_is_an_extension() -> None:
     table = experiment("table26")
     assert isinstance(table, Table)

@@ -17,7 +17,7 @@ from menet.errors import ConfigurationError
 from menet.evaluation import CertificateSettings, accuracy
 from menet.evaluation.accuracy import vote_rank
 from menet.evaluation.snapshots import pack
-from menet.experiments import claims, tables
+from menet.experiments import claims, experiment, tables
 from menet.experiments.jobs import Certify, Evaluate, Workspace, transformed
 from menet.experiments.measures import FeatureVectors, Ranks, Reconstructions, Redistributed
 from menet.experiments.plan import (
@@ -258,6 +258,21 @@ def test_what_is_missing_is_shown_as_missing(tmp_path: Path) -> None:
     summary = summarize(table, TINY, Workspace(tmp_path), {failed.key: failed})
     assert "out of memory" in json.dumps(summary)
     assert table_of(summary).rows[0][2].text == "failed"
+
+
+def test_the_measured_panels_of_a_figure_are_drawn_and_the_others_named(tmp_path: Path) -> None:
+    figure = experiment("figure8")
+    summary = summarize(figure.at(TINY), TINY, Workspace(tmp_path), {})
+    assert not summary["panels"][1]["sources"]
+    for curve in summary["panels"][1]["curves"]:
+        for point in curve["points"]:
+            del point["missing"]
+            point |= {"value": 50.0, "low": 40.0, "high": 60.0}
+    save_summary(summary, Workspace(tmp_path))
+    publish(tmp_path, ("figure8",))
+    text = (tmp_path / "RESULTS.md").read_text(encoding="utf-8")
+    assert "Not measured: MNIST, SVHN, Tiny-ImageNet" in text
+    assert "![" in text
 
 
 def test_the_command_draws_a_figure_lists_and_estimates(
