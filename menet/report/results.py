@@ -269,10 +269,11 @@ def attacks_picture(found: Sequence[Entry]) -> str:
     """
     if not found:
         return _svg(60, [_text(24, 34, "no results yet", "note")])
-    spread = {
-        entry.name: accuracy(entry.evaluations[-1]).value - accuracy(entry.decisive).value for entry in found
-    }
-    shown = max(found, key=lambda entry: (len(entry.evaluations) > 1, spread[entry.name]))
+
+    def spread(entry: Entry) -> float:
+        return accuracy(entry.evaluations[-1]).value - accuracy(entry.decisive).value
+
+    shown = max(found, key=lambda entry: (len(entry.evaluations) > 1, spread(entry)))
     rivals = [
         entry for entry in found
         if entry is not shown and (entry.dataset, entry.threat) == (shown.dataset, shown.threat)

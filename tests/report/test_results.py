@@ -160,7 +160,9 @@ def test_the_picture_shows_the_model_whose_attacks_differ_most(tmp_path):
             "predictions": [(row["label"] + 1) % 3] * len(row["adversarial"]["predictions"]),
         }
     publish("mnist/one", {"pgd": records(2)}, {}, tmp_path)
-    publish("mnist/me-net", {"pgd": weak, "cw": strong}, {"config": {"objective": "<b>"}}, tmp_path)
+    smaller = records(3, "smaller", epsilon=0.05)
+    evaluations = {"pgd": weak, "cw": strong, "smaller": smaller}
+    publish("mnist/me-net", evaluations, {"config": {"objective": "<b>"}}, tmp_path)
     write_board(tmp_path)
     text = (tmp_path / "attacks.svg").read_text(encoding="utf-8")
     root = ElementTree.fromstring(text)
