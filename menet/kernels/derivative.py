@@ -1,4 +1,4 @@
-"""The derivative of functions of singular values, which shrink or truncate them, along a direction."""
+"""The derivative of a function that shrinks singular values, along a direction; that of truncation is thinner."""
 
 import math
 from typing import Any
@@ -86,7 +86,7 @@ def prepare_derivative(x: Array, basis: Array, ratio: Array, kept: int, work: An
 def apply_derivative(
     direction: Array, basis: Array, ratio: Array, kept: int, work: Any, out: Array, splits: bool
 ) -> bool:
-    """The derivative along D of X·f(XᵀX), which shrinks or truncates the singular values of X.
+    """The derivative along D of X·f(XᵀX), which shrinks the singular values of X.
 
     It is D·f + XV·N·Vᵀ, where N is (XV)ᵀDV plus its transpose, times the slopes. Where few vectors are kept, N
     and f have few rows and columns, and parts of the products suffice. The second factor of a product is never
