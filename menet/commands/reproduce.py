@@ -60,6 +60,9 @@ class Reproduce:
     without_extensions: bool = False
     """Leave out the columns that the paper does not have."""
 
+    missing: bool = False
+    """Only cells that the published tables (--results) do not have: to go on in a new folder."""
+
     examples: int | None = None
     """Attack this many test images. Default: as many as the scale has."""
 
@@ -78,6 +81,10 @@ class Reproduce:
     bfloat16: bool = False
     """Attack ME-Nets in bfloat16, in about half the time on processors with such instructions; scores stay in
     float32, and tables say so."""
+
+    shipped: bool = False
+    """Take a network that ships with the package (`menet models list`) where it was trained with the same
+    settings and seed, instead of training it again: the packed one, as tables say."""
 
     address: str | None = None
     """Address of a Ray cluster. Default: start a local one."""
@@ -128,7 +135,7 @@ class Reproduce:
         scale = by_name(self.scale).sized(self.examples, self.max_batch)
         device = _device_name(self.device)
         places = Workspace(
-            self.out.absolute(), self.root, device, self.threads, self.bfloat16, address=self.store
+            self.out.absolute(), self.root, device, self.threads, self.bfloat16, self.shipped, address=self.store
         )
         if self.list:
             from menet.report.plans import experiments_table
@@ -142,9 +149,9 @@ class Reproduce:
         if not names:
             raise ConfigurationError("expected the name of an experiment, or --all; --list shows them")
         whole = [experiment(name) for name in dict.fromkeys(names)]
-        chosen = [plan.select(self._keeps(plan)) for plan in whole]
+        chosen = [plan.select(self._keeps(plan, scale)) for plan in whole]
         if not any(plan.jobs for plan in chosen):
-            raise ConfigurationError("expected cells that --datasets and --match leave; got none")
+            raise ConfigurationError("expected cells that --datasets, --match and --missing leave; got none")
         gpus = _gpus(device, self.gpus, planning=self.dry_run)
         jobs = self._graph(chosen, scale, gpus)
         if self.workers is not None and self.workers < 1:
@@ -181,15 +188,21 @@ class Reproduce:
             print(f"written: {page}")
         return 1 if failures(outcomes) else 0
 
-    def _keeps(self, plan: "Experiment") -> "Callable[[str, Job, bool], bool]":
+    def _keeps(self, plan: "Experiment", scale: "Scale") -> "Callable[[str, Job, bool], bool]":
         """Whether the options leave a cell or a picture, by its words, its job and whether it is an extension."""
+        from menet.experiments.jobs import Workspace, transformed
         from menet.experiments.plan import NAMES, datasets_of
+        from menet.report.reproduction import measured_jobs
 
         unknown = sorted(set(self.datasets) - NAMES.keys())
         if unknown:
             raise ConfigurationError(f"unknown dataset {unknown[0]!r}; choose from {', '.join(NAMES)}")
 
+        there = measured_jobs(plan.name, scale.name, self.results) if self.missing else set()
+
         def keeps(words: str, job: "Job", ours: bool) -> bool:
+            if there and Workspace(self.results).name(transformed(job, scale)) in there:
+                return False
             if self.datasets and not datasets_of(job) <= set(self.datasets):
                 return False
             # An experiment that is not in the paper is asked for by its name.

@@ -29,6 +29,8 @@ from menet.files import replacing, write_atomically
 
 FORMAT = "menet.results/1"
 MODEL = "model.json"
+PAPER = "paper"
+"""The folder of reproduced tables among results: records in it are of their cells, not of lines of the board."""
 LARGEST = 2**26
 """Bytes of one file, unpacked, and draws in it, at most: a file from a stranger must not exhaust memory."""
 DAMAGE = (
@@ -37,6 +39,8 @@ DAMAGE = (
 )  # fmt: skip
 TOP = 5
 KINDS = ("clean", "adversarial")
+VIEW = "views."
+"""Before the name of another way to score a model, in columns."""
 NUMBERS: dict[str, type[np.number[Any]]] = {"linf": np.float32, "l2": np.float32, "l0": np.int32}
 OPTIONAL: dict[str, type[np.number[Any]]] = {"queries": np.int64, "gradients": np.int64, "seconds": np.float32}
 PROVEN: dict[str, type[np.number[Any]]] = {
@@ -93,7 +97,7 @@ def read_certificates(folder: str | os.PathLike[str]) -> dict[str, dict[str, Rec
 
 def _each(folder: str | os.PathLike[str]) -> Iterator[tuple[str, str, Records]]:
     """Name of the model, name of the file and records of every result."""
-    paths = sorted(Path(folder).rglob("*.npz"))
+    paths = [path for path in sorted(Path(folder).rglob("*.npz")) if path.relative_to(folder).parts[0] != PAPER]
     if not paths:
         raise RecordError(f"expected results (NAME/*.npz) in {folder}, found none")
     for path in paths:
@@ -141,8 +145,9 @@ def _columns(records: Records) -> dict[str, np.ndarray]:
             if field in PROVEN or all(field in row for row in rows):
                 columns[field] = np.array([row[field] for row in rows], number)
         return columns
-    for kind in KINDS:
-        scores = [row[kind] for row in rows]
+    views = {f"{VIEW}{name}": name for name in rows[0].get("views", ())}
+    for kind in (*KINDS, *views):
+        scores = [row["views"][views[kind]] if kind in views else row[kind] for row in rows]
         columns[f"{kind}.counts"] = np.array(
             [np.bincount(one["predictions"], minlength=classes) for one in scores], np.uint32
         )
@@ -182,7 +187,8 @@ def _records(path: Path, columns: Mapping[str, np.ndarray]) -> Records:
     proven = "radius" in columns
     if not proven:
         # Each draw that is counted becomes one number: a few bytes can count billions.
-        draws = sum(float(columns[f"{kind}.counts"].sum(dtype=np.float64)) for kind in KINDS)
+        counts = [columns[f"{kind}.counts"] for kind in (*KINDS, *_views(columns))]
+        draws = sum(float(one.sum(dtype=np.float64)) for one in counts)
         if not draws <= LARGEST:
             raise ValueError(f"expected at most {LARGEST:,} draws, got {draws:,.0f}")
     plain = {name: column.tolist() for name, column in columns.items() if name != "header"}
@@ -230,6 +236,8 @@ def _row(plain: Mapping[str, list[Any]], row: int, seeds: Sequence[str], content
         "perturbation": {norm: plain[f"perturbation.{norm}"][row] for norm in NUMBERS},
         "seeds": {name: plain[f"seeds.{name}"][row] for name in seeds},
     }
+    if views := _views(plain):
+        found["views"] = {name: _scores(plain, row, kind, label) for kind, name in views.items()}
     for field in (*OPTIONAL, "failed", "unusable_gradients", "restarts"):
         if field in plain:
             found[field] = plain[field][row]
@@ -238,6 +246,12 @@ def _row(plain: Mapping[str, list[Any]], row: int, seeds: Sequence[str], content
     if "image" in plain:
         found["image"] = f"{plain['image'][row]:016x}"
     return found
+
+
+def _views(columns: Mapping[str, Any]) -> dict[str, str]:
+    """The views among columns: their names by what their columns begin with."""
+    found = (name.removesuffix(".counts") for name in columns if re.fullmatch(r"views\.[^.]+\.counts", name))
+    return {kind: kind.removeprefix(VIEW) for kind in found}
 
 
 def _scores(plain: Mapping[str, list[Any]], row: int, kind: str, label: int) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from menet.evaluation import (
 from menet.files import Store, write_atomically
 from menet.masks import bernoulli
 from menet.preprocessed import Preprocessed
-from menet.training import TrainingConfig, load_model, train
+from menet.training import TrainingConfig, load_model, pretrained, train
 from menet.training.prepared import prepare
 
 FORMAT = 2
@@ -66,6 +66,8 @@ class Workspace:
     """Threads per job; results of one seed agree to the last bit only for one number of threads."""
     bfloat16: bool = False
     """Attack ME-Nets with their networks in bfloat16, which rows and tables say."""
+    shipped: bool = False
+    """Take a network that ships with the package where it was trained as a job says, which tables say."""
     address: str | None = None
     """Remote store of job folders; any address that fsspec supports."""
 
@@ -173,9 +175,25 @@ class Train(Job):
 
     def run(self, folder: Path, workspace: Workspace) -> None:
         config = self.config
+        if workspace.shipped and (file := self.shipped()) is not None:
+            write_atomically(folder / "run", file.read_bytes())
+            return
         if self.prepared is not None:
             config = replace(config, prepared=str(workspace.ready(self.prepared) / "set"))
         train(config, folder / "run", root=workspace.data, device=workspace.device)
+
+    def shipped(self) -> Path | None:
+        """The network of the package that was trained so, if there is one; its weights are packed."""
+        if self.prepared is not None:
+            return None
+        # As JSON has them: a file's header has lists where a configuration has tuples.
+        wanted = json.loads(json.dumps(self.content()["config"]))
+        for name in pretrained.names():
+            made = dict(pretrained.card(name).training)
+            made.pop("recipe", None)
+            if made == wanted:
+                return pretrained.FOLDER / f"{name}.safetensors"
+        return None
 
     def title(self) -> str:
         return f"train {self.summary()}"

@@ -334,7 +334,7 @@ def measured(cell: Cell, workspace: Workspace, outcomes: Mapping[str, JobOutcome
         return {**start, "missing": outcome.message if outcome else "not run yet"}
     if isinstance(job, Timing):
         return {**start, "unit": "ms", "value": 1000 * job.result(workspace)["seconds"]}
-    number = _accuracy(cell, job, job.records(workspace))
+    number = number_of(cell, job, job.records(workspace))
     return {
         **start,
         "unit": "%",
@@ -346,6 +346,7 @@ def measured(cell: Cell, workspace: Workspace, outcomes: Mapping[str, JobOutcome
         "dataset": job.model.config.dataset,
         "training": job.model.described(),
         **({"reduced": cell.reduced} if cell.reduced else {}),
+        **({"shipped": True} if (workspace.folder(job.model) / "run").is_file() else {}),
         **({"bfloat16": True} if job.records(workspace).header.get("evaluation", {}).get("bfloat16") else {}),
         **_distances(job, job.records(workspace)),
     }
@@ -362,7 +363,8 @@ def _distances(job: Evaluate | Certify, records: Records) -> dict[str, Any]:
     return {"median_distance": {norm: median(values) if values else 0.0 for norm, values in found.items()}}
 
 
-def _accuracy(cell: Cell, job: Evaluate | Certify, records: Records) -> Accuracy:
+def number_of(cell: Cell, job: Evaluate | Certify, records: Records) -> Accuracy:
+    """The number of a cell from the records of its job."""
     if isinstance(job, Certify):
         radius = cell.radius or 0
         return certified_accuracies(records, [radius])[radius]

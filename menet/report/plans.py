@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from menet.experiments import EXPERIMENTS, cost_model, experiment
-from menet.experiments.jobs import Job, Workspace
+from menet.experiments.jobs import Job, Train, Workspace
 from menet.experiments.plan import Experiment, graph
 from menet.experiments.plan import Table as PlannedTable
 from menet.experiments.runner import finished
@@ -74,7 +74,7 @@ def planned_cost(
     """What jobs cost; the whole graph is written to a file, which the last line names."""
 
     speed, gpu = cost_model.speed_of_a_core(), bool(resources.gpus)
-    waiting = [job for job in jobs if finished(job, places) is None]
+    waiting = [job for job in jobs if not _is_there(job, places)]
     every = {job.key: job for _, part in (*chosen, *unfiltered) for job in part} | {job.key: job for job in jobs}
     costs = {key: cost_model.cost_of(job) for key, job in every.items()}
 
@@ -87,7 +87,7 @@ def planned_cost(
 
     rows = []
     for (name, part), (_, full) in zip(chosen, unfiltered, strict=True):
-        left = [job for job in part if finished(job, places) is None]
+        left = [job for job in part if not _is_there(job, places)]
         core, on_gpu, disk = numbers(left)
         memory = format_bytes(max(map(cost_model.memory_of, part), default=0.0))
         hours = (on_gpu, numbers(full)[1], memory) if gpu else (core, numbers(full)[0], on_gpu)
@@ -95,7 +95,10 @@ def planned_cost(
         rows.append((Cell(name), *(Cell(cell, number=True) for cell in cells)))
     # Seven columns fit into a terminal of 80.
     hours = ("GPU-hours", "unfiltered", "GPU memory") if gpu else ("core-hours", "unfiltered", "GPU-hours")
-    note = "Unfiltered: without --datasets, --match, --without-extensions and --examples. Experiments share jobs."
+    note = (
+        "Unfiltered: without --datasets, --match, --missing, --without-extensions and --examples. Experiments "
+        "share jobs."
+    )
     columns = ("experiment", "jobs", "done", *hours, "disk")
     by_experiment = Table(f"scale {scale.name}: {scale.summary}", columns, tuple(rows), note)
     rows = []
@@ -124,6 +127,13 @@ def planned_cost(
     listing = places.root / "plans" / f"{scale.name}.json"
     _write_graph(listing, jobs, speed)
     return PlannedCost(by_experiment, by_kind, [*lines, f"the whole graph: {listing}"])
+
+
+def _is_there(job: Job, places: Workspace) -> bool:
+    """Whether a job is finished, or its network ships with the package and is to be taken."""
+    return finished(job, places) is not None or (
+        places.shipped and isinstance(job, Train) and job.shipped() is not None
+    )
 
 
 def _write_graph(path: Path, jobs: Sequence[Job], speed: float) -> None:

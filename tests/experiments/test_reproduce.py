@@ -3,11 +3,13 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,9 +18,10 @@ from menet import cli
 from menet.errors import ConfigurationError
 from menet.evaluation import CertificateSettings, accuracy
 from menet.evaluation.accuracy import vote_rank
+from menet.evaluation.results import read_result
 from menet.evaluation.snapshots import pack
 from menet.experiments import claims, experiment, tables
-from menet.experiments.jobs import Certify, Evaluate, Workspace, transformed
+from menet.experiments.jobs import Certify, Evaluate, Train, Workspace, transformed
 from menet.experiments.measures import FeatureVectors, Ranks, Reconstructions, Redistributed
 from menet.experiments.plan import (
     Cell,
@@ -29,6 +32,7 @@ from menet.experiments.plan import (
     Table,
     graph,
     load_summary,
+    number_of,
     save_summary,
     summarize,
     summary_path,
@@ -39,8 +43,9 @@ from menet.experiments.tables import paper
 from menet.files import locked
 from menet.report.documents import fill_results
 from menet.report.paper_figures import diagram, ranks
-from menet.report.reproduction import overview, publish, report_of, table_of
+from menet.report.reproduction import overview, parts_of, publish, record_of, report_of, table_of
 from menet.report.reproduction import pack as pack_tables
+from menet.training import load_model, pretrained
 from menet.training.recipes import me_net
 
 TINY: Scale = replace(
@@ -364,3 +369,106 @@ def test_without_tables_there_is_no_empty_overview(tmp_path: Path) -> None:
     empty = {"kind": "table", "name": "table4", "title": "t", "scale": "smoke", "cells": []}
     assert len(overview([empty]).rows) == 1
     assert overview([{"kind": "figure"}]).rows == ()
+
+
+def without_numbers(summary: dict[str, Any]) -> dict[str, Any]:
+    """The same table as another folder has it, in which nothing was run."""
+    names = ("row", "column", "ours", "claimed", "quoted", "job", "does")
+    cells = [{name: cell[name] for name in names} | {"missing": "not run yet"} for cell in summary["cells"]]
+    return {**summary, "cells": cells}
+
+
+def test_parts_of_a_table_are_published_from_several_folders(made: Made, tmp_path: Path) -> None:
+    whole = load_summary(made[0], "smoke", "table24")
+    assert whole is not None
+    target, second, third = (Workspace(tmp_path / name) for name in ("paper", "second", "third"))
+    pack_tables(made[0].root, target.root, ["table24"])
+    one, *others = whole["cells"]
+    save_summary({**whole, "cells": [{**one, "value": 12.5}, *without_numbers(whole)["cells"][1:]]}, second)
+    pack_tables(second.root, target.root, ["table24"])
+    merged = load_summary(target, "smoke", "table24")
+    assert merged is not None
+    assert [cell["value"] for cell in merged["cells"]] == [12.5, *(cell["value"] for cell in others)]
+    changed = without_numbers(whole)
+    changed["cells"][0] |= {"value": 50.0, "low": 40.0, "high": 60.0, "unit": "%"}
+    changed["cells"][1]["job"] = "evaluate/another"
+    save_summary(changed, third)
+    markdown, *_ = pack_tables(third.root, target.root, ["table24"])
+    again = load_summary(target, "smoke", "table24")
+    assert again is not None
+    assert [cell.get("earlier", False) for cell in again["cells"]] == [False, True, *[False] * (len(others) - 1)]
+    assert markdown.read_text("utf-8").count("; by an earlier version of its attack or training") == 1
+
+
+def test_published_numbers_come_with_records_that_give_them(made: Made, tmp_path: Path) -> None:
+    pack_tables(made[0].root, tmp_path / "paper", ["table24", "figure6"])
+    table = small_table().at(TINY)
+    summary = load_summary(Workspace(tmp_path / "paper"), "smoke", "table24")
+    assert summary is not None
+    for cell, published in zip(table.cells, summary["cells"], strict=True):
+        records = read_result(record_of(published, tmp_path / "paper"))
+        if cell.criterion != "vote-mean":  # the first ten draws, which compact records do not tell apart
+            assert isinstance(cell.job, Evaluate | Certify)
+            assert 100 * number_of(cell, cell.job, records).value == pytest.approx(published["value"], abs=1e-9)
+    figure = load_summary(Workspace(tmp_path / "paper"), "smoke", "figure6")
+    assert figure is not None
+    assert all(record_of(part, tmp_path / "paper").is_file() for part in parts_of(figure))
+    stray = tmp_path / "paper" / "records" / "stray.npz"
+    stray.write_bytes(b"")
+    pack_tables(made[0].root, tmp_path / "paper", ["table24", "figure6"])
+    assert not stray.exists()
+
+
+def test_what_is_published_is_not_measured_again_where_the_run_asks_for_the_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    published = Workspace(tmp_path / "published")
+    summary = summarize(paper.table15().at(SMOKE), SMOKE, published, {})
+    for cell in summary["cells"][:-1]:
+        del cell["missing"]
+        cell["value"] = 90.0
+    save_summary(summary, published)
+    command = ["reproduce", "table15", "--missing", "--dry-run", "--out", str(tmp_path / "here")]
+    command += ["--results", str(published.root)]
+    assert cli.main(command) == 0
+    assert re.search(r"evaluate +│ +1 │", capsys.readouterr().out)
+    del summary["cells"][-1]["missing"]
+    summary["cells"][-1]["value"] = 90.0
+    save_summary(summary, published)
+    assert cli.main(command) == 2
+    assert "--missing leave; got none" in capsys.readouterr().err
+
+
+def test_a_network_that_ships_stands_for_one_that_is_trained_alike(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (job,) = {
+        need
+        for cell in paper.table16().at(by_name("cores")).cells
+        for need in cell.job.needs
+        if cell.row.startswith("Madry") and isinstance(need, Train)
+    }
+    assert job.shipped() == pretrained.FOLDER / "mnist-adversarial.safetensors"
+    assert replace(job, config=replace(job.config, seed=7)).shipped() is None
+    workspace = Workspace(tmp_path, shipped=True)
+    assert Local()([job], workspace, lambda outcome: None)[job.key].status == "done"
+    loaded, shipped = load_model(workspace.folder(job) / "run"), load_model(job.shipped() or "")
+    for one, other in zip(loaded.parameters(), shipped.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    options = ["--scale", "cores", "--match", "Madry", "--dry-run", "--out", str(tmp_path / "plan")]
+    assert cli.main(["reproduce", "table16", "--shipped", *options]) == 0
+    assert "train adversarial" not in capsys.readouterr().out
+    assert cli.main(["reproduce", "table16", *options]) == 0
+    assert "train adversarial" in capsys.readouterr().out
+
+
+def test_the_number_of_a_network_that_ships_says_so(made: Made, tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    job = transformed(tables.white_box(VICTIM, 7), TINY)
+    shutil.copytree(made[0].folder(job), workspace.folder(job))
+    workspace.folder(job.model).mkdir(parents=True)
+    (workspace.folder(job.model) / "run").write_bytes(b"a file, not the folder of a training")
+    plan = Table("table24", "Estimators", (Cell("ME-Net", "7", job),))
+    (section,) = report_of([summarize(plan, TINY, workspace, {})], tmp_path).sections[1:]
+    assert section.tables[0].rows[0][1].note.endswith("; the network that ships")
