@@ -51,6 +51,11 @@ class Cell:
     reduced: str = ""
     """What the scale leaves of the attack, such as "60 of 100 steps"; empty if all."""
 
+    @property
+    def reading(self) -> tuple[object, ...]:
+        """What is measured and how it is read: cells in which these agree have the same number."""
+        return (self.job.key, self.clean, self.criterion, self.restarts, self.top, self.radius)
+
     def setting(self) -> Setting:
         """The configuration that will run, as a setting to compare with that of the claim."""
         if not isinstance(self.job, Evaluate):
@@ -165,6 +170,16 @@ class Figure:
 Experiment = Table | Figure
 Selection = Callable[[str, Job, bool], bool]
 """Whether to keep a number or picture, by its words, its job, and whether the paper lacks it."""
+
+
+def cells_of(experiment: Experiment) -> Iterator[tuple[tuple[object, ...], Cell]]:
+    """Its cells with the place of each: row and column, or panel, curve and position."""
+    if isinstance(experiment, Table):
+        yield from (((cell.row, cell.column), cell) for cell in experiment.cells)
+        return
+    for panel in experiment.panels:
+        for name, points in panel.curves:
+            yield from (((panel.title, name, point.x), point.cell) for point in points)
 
 
 def datasets_of(job: Job) -> set[str]:

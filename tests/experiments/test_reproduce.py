@@ -30,6 +30,7 @@ from menet.experiments.plan import (
     Panel,
     Point,
     Table,
+    cells_of,
     graph,
     load_summary,
     number_of,
@@ -43,7 +44,7 @@ from menet.experiments.tables import paper
 from menet.files import locked
 from menet.report.documents import fill_results
 from menet.report.paper_figures import diagram, ranks
-from menet.report.reproduction import overview, parts_of, publish, record_of, report_of, table_of
+from menet.report.reproduction import overview, parts_of, places_of, publish, record_of, report_of, table_of
 from menet.report.reproduction import pack as pack_tables
 from menet.training import load_model, pretrained
 from menet.training.recipes import me_net
@@ -472,3 +473,27 @@ def test_the_number_of_a_network_that_ships_says_so(made: Made, tmp_path: Path) 
     plan = Table("table24", "Estimators", (Cell("ME-Net", "7", job),))
     (section,) = report_of([summarize(plan, TINY, workspace, {})], tmp_path).sections[1:]
     assert section.tables[0].rows[0][1].note.endswith("; the network that ships")
+
+
+def test_a_number_stands_in_every_table_that_asks_for_it(tmp_path: Path) -> None:
+    """Table 3 is of rows of table 11; a table of a larger scale is not begun at a smaller one."""
+    laptop, run, target = by_name("laptop"), Workspace(tmp_path / "run"), Workspace(tmp_path / "paper")
+    cells = dict(cells_of(paper.table11().at(laptop)))
+    summary = summarize(paper.table11().at(laptop), laptop, run, {})
+    for cell in summary["cells"]:
+        del cell["missing"]
+        cell |= {"unit": "%", "value": 40.0, "low": 30.0, "high": 50.0, "examples": 200, "dataset": "cifar10"}
+    save_summary(summary, run)
+    pack_tables(run.root, target.root, ["table3", "table11", "figure8"])
+    shared = load_summary(target, "laptop", "table3")
+    assert shared is not None
+    measured = {cell.reading for cell in cells.values()}
+    wanted = dict(cells_of(paper.table3().at(laptop)))
+    for place, part in places_of(shared):
+        assert ("value" in part) == (wanted[place].reading in measured)
+        assert part.get("reduced", "") == (wanted[place].reduced if "value" in part else "")
+    assert 0 < sum("value" in part for part in parts_of(shared)) < len(wanted)
+    save_summary({**shared, "scale": "cores"}, run)
+    summary_path(target, "laptop", "table3").unlink()
+    pack_tables(run.root, target.root, ["table3", "table11"])
+    assert load_summary(target, "laptop", "table3") is None
