@@ -104,7 +104,7 @@ def correctness(
     if criterion == "mean":
         return np.array([row[images]["mean"]["rank"] < top for row in rows], float)
     if criterion == "vote":
-        return np.array([vote_rank(row[images]["predictions"], row["label"]) < top for row in rows], float)
+        return np.array([_rank_by_votes(row[images], row["label"]) < top for row in rows], float)
     right = np.array([row[images]["ranks"] for row in rows]) < top
     if criterion == "single":
         return right[:, 0].astype(float)
@@ -118,12 +118,18 @@ def correctness(
 def vote_rank(predictions: Sequence[int], label: int) -> int:
     """How many classes have more votes than `label`, or as many and a lower number, as `MENet.vote` decides.
 
-    A class without a vote has no rank, so it is not among the top five by chance.
+    A class without a vote has no rank.
     """
     votes = np.bincount(predictions, minlength=label + 1)
     if not votes[label]:
         return sys.maxsize
     return int((votes > votes[label]).sum() + (votes[:label] == votes[label]).sum())
+
+
+def _rank_by_votes(scores: Mapping[str, Any], label: int) -> int:
+    """The rank of `label` by votes; classes without one come after the others, in the order of mean logits."""
+    rank = vote_rank(scores["predictions"], label)
+    return rank if rank < sys.maxsize else max(len(set(scores["predictions"])), scores["mean"]["rank"])
 
 
 @dataclass(frozen=True)

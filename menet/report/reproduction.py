@@ -254,7 +254,9 @@ def table_of(summary: dict[str, Any]) -> Table:
     cells = {(cell["row"], cell["column"]): cell for cell in summary["cells"]}
     rows = tuple(dict.fromkeys(row for row, _ in cells))
     columns = list(dict.fromkeys(cell["column"] for cell in summary["cells"] if not cell["ours"]))
-    columns += [one for one in dict.fromkeys(cell["column"] for cell in summary["cells"]) if one not in columns]
+    # Of columns that the paper does not have, those in which nothing was tried say nothing.
+    tried = (cell["column"] for cell in summary["cells"] if cell.get("missing") != "not run yet")
+    columns += [one for one in dict.fromkeys(tried) if one not in columns]
     body = tuple(
         (
             Cell(row, _trained(summary, row)),

@@ -103,6 +103,16 @@ def test_the_vote_is_the_one_of_the_defense(records, logits):
     assert vote_rank([3, 3], 0) > 1000
 
 
+def test_classes_without_a_vote_are_ranked_by_the_mean_logits():
+    def right(predictions: list[int], mean_rank: int, top: int) -> float:
+        scores = {"predictions": predictions, "ranks": [mean_rank], "mean": {"rank": mean_rank}}
+        return float(correctness([{"label": 0, "adversarial": scores}], criterion="vote", top=top)[0])
+
+    assert [right([3], 2, top) for top in (1, 2, 3)] == [0, 0, 1]  # one draw: its own ranks
+    assert [right([3, 4, 5], 1, top) for top in (1, 3, 4)] == [0, 0, 1]  # after the three that have votes
+    assert [right([3, 4, 0], 2, top) for top in (1, 2, 3)] == [1, 1, 1]
+
+
 def test_all_accuracies_stand_beside_those_of_clean_images(records):
     found = accuracies(records)
     kinds = {(one.images, one.criterion, one.top) for one in found}
