@@ -350,8 +350,10 @@ def measured(cell: Cell, workspace: Workspace, outcomes: Mapping[str, JobOutcome
     if isinstance(job, Timing):
         return {**start, "unit": "ms", "value": 1000 * job.result(workspace)["seconds"]}
     number = number_of(cell, job, job.records(workspace))
+    seconds = {one: finished(one, workspace) for one in graph([job])}
     return {
         **start,
+        "seconds": {workspace.name(one): round(spent) for one, spent in seconds.items() if spent is not None},
         "unit": "%",
         "value": 100 * number.value,
         "low": 100 * number.low,

@@ -227,6 +227,7 @@ def overview(summaries: Sequence[dict[str, Any]]) -> Table:
         measured = [cell for cell in claimed if "value" in cell]
         ours = [cell for cell in summary["cells"] if cell["ours"] and "value" in cell]
         inside = sum(cell["low"] <= cell["claimed"] <= cell["high"] for cell in measured)
+        spent = {job: value for cell in summary["cells"] for job, value in cell.get("seconds", {}).items()}
         distance = sum(abs(cell["value"] - cell["claimed"]) for cell in measured) / max(1, len(measured))
         rows.append(
             (
@@ -236,6 +237,7 @@ def overview(summaries: Sequence[dict[str, Any]]) -> Table:
                 Cell(str(inside) if measured else "–", number=True),
                 Cell(f"{distance:.1f}" if measured else "–", number=True),
                 Cell(str(len(ours)), number=True),
+                Cell(f"{sum(spent.values()) / 3600:.1f}" if spent else "–", number=True),
             )
         )
     columns = (
@@ -245,8 +247,12 @@ def overview(summaries: Sequence[dict[str, Any]]) -> Table:
         "within our interval",
         "mean difference, points",
         "additional numbers",
+        "hours of its jobs",
     )
-    return Table("Tables", columns, tuple(rows))
+    note = (
+        "Core-hours are those of the jobs that made the numbers, as far as they were recorded; tables share jobs."
+    )
+    return Table("Tables", columns, tuple(rows), note)
 
 
 def table_of(summary: dict[str, Any]) -> Table:

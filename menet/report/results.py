@@ -167,7 +167,8 @@ def results_markdown(found: Sequence[Entry], proven: Sequence[Proven] = ()) -> s
             parts += ["### any change of a few pixels (ℓ0), proven", _proofs(certified).markdown()]
     used = [records for entry in found for records in (*entry.evaluations, *entry.frozen)]
     machines = sorted({_machine(records) for records in (*used, *(one.records for one in proven))})
-    seconds = {one.name: one.made.get("seconds") or 0.0 for one in models}
+    # Several defenses stand before one network: its training counts once.
+    seconds = {str(one.made.get("config") or one.name): one.made.get("seconds") or 0.0 for one in models}
     attacked = sum(row.get("seconds", 0.0) for one in used for row in one.rows)
     proving = sum(row["seconds"] for one in proven for row in one.records.rows)
     parts += [
