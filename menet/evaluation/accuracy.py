@@ -17,6 +17,8 @@ from menet.errors import ConfigurationError, RecordError
 from menet.evaluation.records import Records, Row
 
 CONFIDENCE = 0.95
+NORMAL = 1.96
+"""Standard deviations on either side in a normal interval of that confidence."""
 
 Criterion = Literal["single", "expected", "vote", "mean", "worst"]
 Images = Literal["clean", "adversarial"]
@@ -180,6 +182,30 @@ def compare(
     correct = [correctness(side, images, criterion, top) > 0 for side in zip(*pairs, strict=True)]
     only_first, only_second = int((correct[0] & ~correct[1]).sum()), int((correct[1] & ~correct[0]).sum())
     return Comparison(len(pairs), only_first, only_second, mcnemar(only_first, only_second))
+
+
+class Difference(NamedTuple):
+    """How much more of the same examples the second of two models gets right, and half of its 95 % interval."""
+
+    value: float
+    margin: float
+    examples: int
+
+
+def paired_difference(first: Records, second: Records, images: Images = "adversarial") -> Difference:
+    """What the second model has over the first in expected accuracy, on the examples that both have rows of.
+
+    The attacks may differ: each model stands under its own. The interval is normal, over examples.
+    """
+    for name in ("name", "split"):
+        if found := _different(name, first.evaluation["dataset"][name], second.evaluation["dataset"][name]):
+            raise RecordError(f"cannot compare {first.label!r} and {second.label!r}: {found}")
+    pairs = _shared(first, second)
+    if len(pairs) < 2:
+        raise RecordError(f"expected at least 2 examples in common, got {len(pairs)}")
+    one, other = (correctness(side, images, "expected") for side in zip(*pairs, strict=True))
+    margin = NORMAL * float(np.std(other - one, ddof=1)) / math.sqrt(len(pairs))
+    return Difference(float(np.mean(other - one)), margin, len(pairs))
 
 
 class Interval(NamedTuple):

@@ -10,12 +10,14 @@ from menet.files import write_atomically
 from menet.report import board
 from menet.report.accuracy_tables import results_table
 from menet.report.reproduction import table_of
-from menet.report.results import budgets_table, main_threats
+from menet.report.results import budgets_table, main_threats, paired_table
 
 RESULTS = re.compile(r"(?P<begin><!-- results(?P<names>( [\w-]+)*) -->\n).*?(?P<end><!-- /results -->)", re.S)
 """Around the main table, or its lines of some names, such as <!-- results vanilla menet-pure -->."""
 BUDGETS = re.compile(r"(?P<begin><!-- budgets (?P<dataset>[\w-]+) -->\n).*?(?P<end><!-- /budgets -->)", re.S)
 """Around the table of a dataset's models under several threat models, such as <!-- budgets mnist -->."""
+PAIRED = re.compile(r"(?P<begin><!-- paired (?P<pairs>[^>]+?) -->\n).*?(?P<end><!-- /paired -->)", re.S)
+"""Around a table of pairs, such as <!-- paired mnist/adversarial mnist/menet-adversarial -->, commas between."""
 REPRODUCED = re.compile(
     r"(?P<begin><!-- reproduced (?P<name>\S+) (?P<scale>\S+) -->\n).*?(?P<end><!-- /reproduced -->)", re.S
 )
@@ -26,12 +28,14 @@ def fill_results(file: Path, folder: Path) -> Path:
     """Put tables of the compact results in `folder` between the markers of a Markdown file.
 
     The main table, under the threat model of most models, goes between those of `RESULTS`, that of other threat
-    models between those of `BUDGETS`, what was measured of a reproduced table between those of `REPRODUCED`.
+    models between those of `BUDGETS`, models on the same images between those of `PAIRED`, what was measured of a
+    reproduced table between those of `REPRODUCED`.
     """
     text = file.read_text(encoding="utf-8")
-    if not RESULTS.search(text) and not REPRODUCED.search(text):
+    if not any(marker.search(text) for marker in (RESULTS, BUDGETS, PAIRED, REPRODUCED)):
         raise ConfigurationError(f"expected <!-- results --> and <!-- /results --> in {file}, got none")
     text = RESULTS.sub(lambda found: _main_table(found, folder), text)
+    text = PAIRED.sub(lambda found: _paired(found, folder), text)
     text = BUDGETS.sub(lambda found: _budgets(found, folder), text)
     write_atomically(file, REPRODUCED.sub(lambda found: _reproduced(found, folder), text))
     return file
@@ -52,6 +56,14 @@ def _main_table(found: re.Match[str], folder: Path) -> str:
 def _budgets(found: re.Match[str], folder: Path) -> str:
     group = [entry for entry in board.entries(folder) if entry.dataset == found["dataset"]]
     return f"{found['begin']}\n{budgets_table(group).markdown()}\n\n{found['end']}"
+
+
+def _paired(found: re.Match[str], folder: Path) -> str:
+    pairs = [tuple(pair.split()) for pair in found["pairs"].split(",")]
+    if not all(len(pair) == 2 for pair in pairs):
+        raise ConfigurationError(f"expected two names of results in each pair, got {found['pairs']!r}")
+    table = paired_table(board.entries(folder), [(pair[0], pair[1]) for pair in pairs])
+    return f"{found['begin']}\n{table.markdown()}\n\n{found['end']}"
 
 
 def _reproduced(found: re.Match[str], folder: Path) -> str:

@@ -4,14 +4,14 @@ import html
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from menet.data import SOURCES
-from menet.errors import RecordError
-from menet.evaluation.accuracy import Accuracy, accuracy
+from menet.errors import ConfigurationError, RecordError
+from menet.evaluation.accuracy import Accuracy, Images, accuracy, paired_difference
 from menet.evaluation.certify import CertificateSummary, certificate_summary, certified_accuracies
 from menet.evaluation.records import Records
 from menet.evaluation.results import MODEL, read_certificates, read_results
@@ -193,6 +193,35 @@ def budgets_table(group: Sequence[Entry]) -> Table:
         for name in sorted({entry.name for entry in several})
     )
     return Table("Robust accuracy by budget and norm, worst case over attacks", ("model", *threats), cells)
+
+
+def paired_table(found: Sequence[Entry], pairs: Sequence[tuple[str, str]]) -> Table:
+    """Two models a row on the same images, each under the attack that decided for it."""
+    main = main_threats(found)
+    entry_of = {entry.name: entry for entry in found if entry.threat == main[entry.dataset]}
+    rows = []
+    for pair in pairs:
+        missing = [name for name in pair if name not in entry_of]
+        if missing:
+            raise ConfigurationError(
+                f"expected names of results, got {missing[0]!r}; there is {', '.join(entry_of)}"
+            )
+        one, other = (entry_of[name].decisive for name in pair)
+        shared = {row["index"] for row in one.rows} & {row["index"] for row in other.rows}
+        one, other = _only(one, shared), _only(other, shared)
+        cells = [Cell(pair[0]), Cell(pair[1])]
+        kinds: tuple[Images, ...] = ("clean", "adversarial")
+        for images in kinds:
+            gap = paired_difference(one, other, images)
+            cells += [Cell(f"{100 * accuracy(each, images).value:.1f}", number=True) for each in (one, other)]
+            cells.append(Cell(f"{100 * gap.value:+.1f} ± {100 * gap.margin:.1f}", number=True))
+        rows.append((*cells, Cell(f"{len(shared):,}", number=True)))
+    columns = ("A", "B", "clean A %", "clean B %", "B - A", "robust A %", "robust B %", "B - A", "images")
+    return Table("On the same images", columns, tuple(rows))
+
+
+def _only(records: Records, indices: Container[int]) -> Records:
+    return replace(records, rows=tuple(row for row in records.rows if row["index"] in indices))
 
 
 def _overview(group: Sequence[Entry]) -> Table:

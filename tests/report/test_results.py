@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from results_samples import certificate, records
 
-from menet.errors import RecordError
+from menet.errors import ConfigurationError, RecordError
 from menet.evaluation import (
     accuracies,
     accuracy,
@@ -101,6 +101,25 @@ def test_wrong_certificates_are_refused(tmp_path, change):
     write_results(tmp_path / "certificate.npz", wrong)
     with pytest.raises(RecordError):
         read_result(tmp_path / "certificate.npz")
+
+
+def test_two_models_stand_beside_each_other_on_the_same_images(tmp_path):
+    first, second = records(0, count=9), records(1, count=7)
+    publish("mnist/a", {"pgd": first}, {}, tmp_path)
+    publish("mnist/b", {"pgd": second}, {}, tmp_path)
+    document = tmp_path / "page.md"
+    document.write_text("<!-- paired mnist/a mnist/b -->\n<!-- /paired -->\n", encoding="utf-8")
+    filled = fill_results(document, tmp_path).read_text(encoding="utf-8")
+    (row,) = (line for line in filled.splitlines() if line.startswith("| mnist/a"))
+    right = [np.array([np.mean(np.array(row["adversarial"]["ranks"]) == 0) for row in one.rows[:7]])
+             for one in (first, second)]  # fmt: skip
+    gap = 100 * (right[1] - right[0])
+    assert f"| {100 * right[0].mean():.1f} | {100 * right[1].mean():.1f} | " in row
+    assert f"| {gap.mean():+.1f} ± {1.96 * gap.std(ddof=1) / np.sqrt(7):.1f} | 7 |" in row
+    for pairs, words in (("mnist/a mnist/none", "got 'mnist/none'; there is"), ("mnist/a", "two names")):
+        document.write_text(f"<!-- paired {pairs} -->\n<!-- /paired -->\n", encoding="utf-8")
+        with pytest.raises(ConfigurationError, match=words):
+            fill_results(document, tmp_path)
 
 
 def test_where_a_model_lay_is_not_published(tmp_path):
