@@ -209,7 +209,7 @@ def measured_jobs(name: str, scale: str, published: Path) -> set[str]:
 
 def report_of(summaries: Sequence[dict[str, Any]], root: Path) -> Report:
     """A section for each experiment and scale, after an overview."""
-    table = overview(summaries)
+    table = overview(summaries, root)
     sections = [Section("overview", "Overview", (), (table,))] if table.rows else []
     for summary in summaries:
         made = _table_section if summary["kind"] == "table" else _figure_section
@@ -217,8 +217,12 @@ def report_of(summaries: Sequence[dict[str, Any]], root: Path) -> Report:
     return Report("Results beside the paper's", INTRODUCTION, tuple(sections))
 
 
-def overview(summaries: Sequence[dict[str, Any]]) -> Table:
-    """One row per table: how many of its numbers are measured, and how far they are from the paper's."""
+def overview(summaries: Sequence[dict[str, Any]], root: Path) -> Table:
+    """One row per table: how many of its numbers are measured, and how far they are from the paper's.
+
+    Where results are published, also how many come with their records.
+    """
+    published = (root / RECORDS).is_dir()
     rows = []
     for summary in summaries:
         if summary["kind"] != "table":
@@ -227,6 +231,7 @@ def overview(summaries: Sequence[dict[str, Any]]) -> Table:
         measured = [cell for cell in claimed if "value" in cell]
         ours = [cell for cell in summary["cells"] if cell["ours"] and "value" in cell]
         inside = sum(cell["low"] <= cell["claimed"] <= cell["high"] for cell in measured)
+        recorded = sum(record_of(cell, root).is_file() for cell in (*measured, *ours))
         spent = {job: value for cell in summary["cells"] for job, value in cell.get("seconds", {}).items()}
         distance = sum(abs(cell["value"] - cell["claimed"]) for cell in measured) / max(1, len(measured))
         rows.append(
@@ -238,6 +243,7 @@ def overview(summaries: Sequence[dict[str, Any]]) -> Table:
                 Cell(f"{distance:.1f}" if measured else "–", number=True),
                 Cell(str(len(ours)), number=True),
                 Cell(f"{sum(spent.values()) / 3600:.1f}" if spent else "–", number=True),
+                *([Cell(str(recorded), number=True)] if published else []),
             )
         )
     columns = (
@@ -248,6 +254,7 @@ def overview(summaries: Sequence[dict[str, Any]]) -> Table:
         "mean difference, points",
         "additional numbers",
         "hours of its jobs",
+        *(["with records"] if published else []),
     )
     note = (
         "Core-hours are those of the jobs that made the numbers, as far as they were recorded; tables share jobs."

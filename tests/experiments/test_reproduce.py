@@ -369,8 +369,8 @@ def test_the_diagram_leads_from_images_through_the_network_to_the_label(count: i
 def test_without_tables_there_is_no_empty_overview(tmp_path: Path) -> None:
     assert report_of([], tmp_path).sections == ()
     empty = {"kind": "table", "name": "table4", "title": "t", "scale": "smoke", "cells": []}
-    assert len(overview([empty]).rows) == 1
-    assert overview([{"kind": "figure"}]).rows == ()
+    assert len(overview([empty], tmp_path).rows) == 1
+    assert overview([{"kind": "figure"}], tmp_path).rows == ()
 
 
 def without_numbers(summary: dict[str, Any]) -> dict[str, Any]:
