@@ -154,9 +154,9 @@ def extension(victim: Train, column: str, steps: int = 1000) -> Evaluate:
     return Evaluate(model=victim, attack="pgd", settings=settings, gradient=gradient)
 
 
-def standard_suite(victim: Train) -> Evaluate:
-    """The standard suite, which chooses gradients, draws and losses itself."""
-    return Evaluate(model=victim, attack=SUITE, settings={**_budget(victim), "budget": "standard"})
+def standard_suite(victim: Train, **threat: Any) -> Evaluate:
+    """The standard suite, which chooses gradients, draws and losses itself; `threat` replaces the budget."""
+    return Evaluate(model=victim, attack=SUITE, settings={**_budget(victim), "budget": "standard", **threat})
 
 
 def adaptive(victim: Train, attack: Literal["approximate-input", "projected-bpda"]) -> Evaluate:

@@ -61,6 +61,8 @@ SEEDS = (0, 1)
 """Trainings of each row that a claim is to rest on."""
 AVERAGED = 4
 """Draws that the training attack averages in the row that does."""
+FEW = 4
+"""Pixels that an attack may change in the column of ℓ0."""
 RELATED_DRAWS = 10
 """Fresh draws that score them: a projection of Defense-GAN takes thousands of passes through its generator."""
 
@@ -120,11 +122,13 @@ def estimation() -> Table:
                     clean_cell(row, "Clean", victim),
                     Cell(row, "40 steps", white_box(victim, 40)),
                     Cell(row, SUITE, standard_suite(victim)),
+                    Cell(row, f"{FEW} pixels", standard_suite(victim, norm="l0", epsilon=FEW)),
                 ]
     note = (
         "All are trained adversarially, by PGD unless a row says TRADES: for as many epochs, at scale cores for "
         "as long. The column 40 steps is PGD, and behind a defense BPDA with one draw a step, the paper's. "
         "The training attack passes gradients by BPDA unless a row says exact, with one draw unless it says more."
+        f" The column {FEW} pixels is the standard suite on any change of so many, which no row was trained for."
     )
     title = "What estimation adds to adversarial training"
     return Table("estimation", title, tuple(replace(cell, ours=True) for cell in cells), note=note)
