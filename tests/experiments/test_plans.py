@@ -334,12 +334,12 @@ def test_estimation_compares_trainings_that_differ_in_what_their_rows_say() -> N
     for scale, budget in ((LAPTOP, "quick"), (PAPER, "standard")):
         jobs = [cell.job for cell in table.at(scale).cells if cell.column == "standard"]
         assert {job.settings["budget"] for job in jobs if isinstance(job, Evaluate)} == {budget}
-    pixels = {cell.row: cell.job for cell in table.at(LAPTOP).cells if cell.column == "4 pixels"}
+    pixels = {cell.row: cell.job for cell in table.at(LAPTOP).cells if cell.column == "8 pixels"}
     assert {row: job.needs for row, job in pixels.items()} == {row: job.needs for row, job in suites.items()}
     threats = {
         (job.settings["norm"], job.settings["epsilon"]) for job in pixels.values() if isinstance(job, Evaluate)
     }
-    assert threats == {("l0", 4)}
+    assert threats == {("l0", 8)}
     first = "MNIST · ME-Net, p 0.4→0.6"
     assert trained[f"{first} · seed 0"].defense["gradient"] == "bpda"
     assert trained[f"{first}, exact · seed 0"].defense["gradient"] == "exact"

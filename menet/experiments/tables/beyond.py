@@ -61,7 +61,7 @@ SEEDS = (0, 1)
 """Trainings of each row that a claim is to rest on."""
 AVERAGED = 4
 """Draws that the training attack averages in the row that does."""
-FEW = 4
+FEW = 8
 """Pixels that an attack may change in the column of ℓ0."""
 RELATED_DRAWS = 10
 """Fresh draws that score them: a projection of Defense-GAN takes thousands of passes through its generator."""
