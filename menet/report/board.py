@@ -25,6 +25,7 @@ from menet.report.results import (
     certificates,
     entries,
     made_of,
+    main_threats,
     mean_of,
     results_markdown,
     training_words,
@@ -38,8 +39,8 @@ FEWEST_EXAMPLES, FEWEST_DRAWS = 200, 20
 
 def rows(found: Sequence[Entry], proven: Sequence[Proven] = ()) -> list[dict[str, Any]]:
     """The lines of the board, in plain values: models that were attacked, then those that are only certified."""
-    largest = {one.name: one for one in reversed(proven)}
-    lines = [_line(entry) for entry in found]
+    largest, main = {one.name: one for one in reversed(proven)}, main_threats(found)
+    lines = [{**_line(entry), "usual": entry.threat == main[entry.dataset]} for entry in found]
     for line in lines:
         line["certificate"] = _certificate(largest[line["name"]]) if line["name"] in largest else None
     attacked = {entry.name for entry in found}
@@ -181,6 +182,7 @@ def _proven_line(one: Proven) -> dict[str, Any]:
         "name": one.name,
         "dataset": one.dataset,
         "threat": "ℓ0, proven",
+        "usual": True,
         "defense": model_words(one.records),
         "training": training_words(one.made),
         **dict.fromkeys(("robust", "vote", "worst_draw", "frozen")),

@@ -126,6 +126,9 @@ addEventListener("load", () => {
   const found = {start: rows()};
   document.querySelector('th[data-key="robust"] button').click();
   found.reversed = rows();
+  const threat = document.getElementById("threat");
+  threat.value = "all"; threat.dispatchEvent(new Event("change"));
+  found.all = rows();
   const select = document.getElementById("dataset");
   select.value = "cifar10"; select.dispatchEvent(new Event("change"));
   found.filtered = rows(); found.count = document.getElementById("count").innerText;
@@ -144,13 +147,16 @@ addEventListener("load", () => {
 
 @pytest.fixture(scope="module")
 def board(tmp_path_factory) -> str:
-    """The board of three planted models."""
+    """The board of three planted models, one of them under two threat models."""
     folder = tmp_path_factory.mktemp("results")
     for number, (name, dataset) in enumerate({"a": "mnist", "b": "mnist", "c": "cifar10"}.items()):
         made = records(number, count=40)
         made.header["evaluation"]["dataset"]["name"] = dataset
         proven = {"certificate": certificate(number)} if name == "c" else {}
-        publish(f"{dataset}/{name}", {"pgd": made, **proven}, {"config": {"epochs": 2, "seed": 0}}, folder)
+        other = {"weak": records(9, "weak", count=40, epsilon=0.05)} if name == "a" else {}
+        publish(
+            f"{dataset}/{name}", {"pgd": made, **other, **proven}, {"config": {"epochs": 2, "seed": 0}}, folder
+        )
     write_board(folder)
     return (folder / "board.html").read_text(encoding="utf-8")
 
@@ -161,10 +167,11 @@ def test_the_board_sorts_filters_and_opens(board, tmp_path):
     done = browse(file.as_uri(), tmp_path / "profile", "--dump-dom")
     assert console(done.stderr) == []
     found = json.loads(html.unescape(re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)[1]))
-    assert len(found["start"]) == 3
+    assert len(found["start"]) == 3, "of each dataset the threat model of most models"
+    assert len(found["all"]) == 4
     assert found["reversed"] == found["start"][::-1]
     assert [("cifar10/c" in row) for row in found["filtered"]] == [True]
-    assert found["count"] == "1 of 3 results"
+    assert found["count"] == "1 of 4 results"
     assert "40 examples" in found["opened"]
     assert found["closed"]
     assert found["pictures"] == ["certified accuracy by changed pixels", "robust accuracy by attack"]
