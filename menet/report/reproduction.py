@@ -69,7 +69,7 @@ def pack(root: Path, target: Path, order: Sequence[str]) -> list[Path]:
                 published = load_summary(there, scale, name)
                 save_summary(summary if published is None else _merged(summary, published), there)
     _share(there, order)
-    _prune(target, order)
+    _prune(target)
     return publish(target, order)
 
 
@@ -166,9 +166,10 @@ def _share(places: Workspace, order: Sequence[str]) -> None:
         begun |= {name for name, summary in summaries.items() if summary is not None}
 
 
-def _prune(target: Path, order: Sequence[str]) -> None:
+def _prune(target: Path) -> None:
     """Remove records of numbers that are measured by another job by now."""
-    summaries = (load_summary(Workspace(target), scale, name) for scale in SCALES for name in order)
+    files = (target / "results").glob("*/*.json")
+    summaries = (load_summary(Workspace(target), file.parent.name, file.stem) for file in files)
     used = {record_of(part, target) for one in summaries if one for part in parts_of(one) if "value" in part}
     for file in (target / RECORDS).glob("*.npz"):
         if file not in used:
@@ -202,9 +203,9 @@ def measured_at(name: str, roots: Sequence[Path]) -> dict[str, tuple[int, int]]:
 
 
 def measured_jobs(name: str, scale: str, published: Path) -> set[str]:
-    """The jobs whose numbers a published table or figure has, by the names of their folders."""
-    summary = load_summary(Workspace(published), scale, name) or {}
-    return {part["job"] for part in parts_of(summary) if "value" in part}
+    """The jobs of which a published table or figure has every number, by the names of their folders."""
+    parts = list(parts_of(load_summary(Workspace(published), scale, name) or {}))
+    return {part["job"] for part in parts} - {part["job"] for part in parts if "value" not in part}
 
 
 def report_of(summaries: Sequence[dict[str, Any]], root: Path) -> Report:

@@ -435,6 +435,13 @@ def test_what_is_published_is_not_measured_again_where_the_run_asks_for_the_miss
     command += ["--results", str(published.root)]
     assert cli.main(command) == 0
     assert re.search(r"evaluate +│ +1 │", capsys.readouterr().out)
+    # A job that two cells read is missing until both have a number.
+    summary["cells"].append({**summary["cells"][0], "column": "vote", "missing": "not run yet"})
+    del summary["cells"][-1]["value"]
+    save_summary(summary, published)
+    assert cli.main(command) == 0
+    assert re.search(r"evaluate +│ +2 │", capsys.readouterr().out)
+    del summary["cells"][-1]
     del summary["cells"][-1]["missing"]
     summary["cells"][-1]["value"] = 90.0
     save_summary(summary, published)
