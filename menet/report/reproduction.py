@@ -266,11 +266,12 @@ def overview(summaries: Sequence[dict[str, Any]], root: Path) -> Table:
 def table_of(summary: dict[str, Any]) -> Table:
     """The table as the paper lays it out, with our columns after its own."""
     cells = {(cell["row"], cell["column"]): cell for cell in summary["cells"]}
-    rows = tuple(dict.fromkeys(row for row, _ in cells))
+    # Of rows and columns that the paper does not have, those in which nothing was tried say nothing.
+    tried = [cell for cell in summary["cells"] if cell.get("missing") != "not run yet"]
+    shown = tried if tried and all(cell["claimed"] is None for cell in summary["cells"]) else summary["cells"]
+    rows = tuple(dict.fromkeys(cell["row"] for cell in shown))
     columns = list(dict.fromkeys(cell["column"] for cell in summary["cells"] if not cell["ours"]))
-    # Of columns that the paper does not have, those in which nothing was tried say nothing.
-    tried = (cell["column"] for cell in summary["cells"] if cell.get("missing") != "not run yet")
-    columns += [one for one in dict.fromkeys(tried) if one not in columns]
+    columns += [one for one in dict.fromkeys(cell["column"] for cell in tried) if one not in columns]
     body = tuple(
         (
             Cell(row, _trained(summary, row)),

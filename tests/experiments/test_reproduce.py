@@ -505,3 +505,13 @@ def test_a_number_stands_in_every_table_that_asks_for_it(tmp_path: Path) -> None
     summary_path(target, "laptop", "table3").unlink()
     pack_tables(run.root, target.root, ["table3", "table11"])
     assert load_summary(target, "laptop", "table3") is None
+
+
+def test_rows_of_ours_in_which_nothing_was_tried_are_not_shown(tmp_path: Path) -> None:
+    laptop = by_name("laptop")
+    summary = summarize(experiment("estimation").at(laptop), laptop, Workspace(tmp_path), {})
+    assert len(table_of(summary).rows) > 10, "a plan of which nothing was tried is shown whole"
+    measured = {"unit": "%", "value": 40.0, "low": 30.0, "high": 50.0}
+    summary["cells"][0] = {**summary["cells"][0], **measured}
+    del summary["cells"][0]["missing"]
+    assert [row[0].text for row in table_of(summary).rows] == ["MNIST · no defense · seed 0"]
