@@ -1,5 +1,6 @@
 """Shared fixtures. Shapes written in annotations are checked at run time for everything under `menet`."""
 
+import json
 import os
 import resource
 import signal
@@ -35,6 +36,19 @@ sys.meta_path.insert(0, _CompiledLoops)
 hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, database=None)
 hypothesis.settings.register_profile("search", deadline=None, max_examples=1000, database=None)
 hypothesis.settings.load_profile("repeatable")
+
+
+def _write_settings_of_art() -> None:
+    """On a new machine, processes that import ART at once race for its file of settings, and one of them fails."""
+    home = Path.home() if os.access(Path.home(), os.W_OK) else Path("/tmp")
+    file, own = home / ".art" / "config.json", home / ".art" / f"config.{os.getpid()}.json"
+    if not file.exists():
+        file.parent.mkdir(exist_ok=True)
+        own.write_text(json.dumps({"ART_DATA_PATH": str(home / ".art" / "data")}))
+        own.replace(file)
+
+
+_write_settings_of_art()
 
 SLOW_LIST = Path(__file__).with_name("slow.txt")
 SLOW_SECONDS = 1.0
