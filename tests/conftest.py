@@ -39,7 +39,7 @@ hypothesis.settings.load_profile("repeatable")
 
 
 def _write_settings_of_art() -> None:
-    """On a new machine, processes that import ART at once race for its file of settings, and one of them fails."""
+    """On a new machine, processes that import ART at once race for its file of settings, and one fails."""
     home = Path.home() if os.access(Path.home(), os.W_OK) else Path("/tmp")
     file, own = home / ".art" / "config.json", home / ".art" / f"config.{os.getpid()}.json"
     if not file.exists():
