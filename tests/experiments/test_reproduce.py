@@ -245,7 +245,9 @@ def test_ray_makes_the_same_table_although_a_worker_is_killed(made: Made, tmp_pa
         summarize(plans[0], TINY, where, {key: replace(one, seconds=0) for key, one in outcomes.items()})
         for where in (workspace, spread)
     )
-    assert together["cells"] == alone["cells"]
+    # How long its jobs took is all that may differ.
+    cells = [[{**cell, "seconds": sorted(cell["seconds"])} for cell in one["cells"]] for one in (together, alone)]
+    assert cells[0] == cells[1]
 
 
 def _processes() -> Iterator[tuple[int, str]]:
