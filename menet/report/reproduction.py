@@ -257,9 +257,7 @@ def overview(summaries: Sequence[dict[str, Any]], root: Path) -> Table:
         "hours of its jobs",
         *(["with records"] if published else []),
     )
-    note = (
-        "Core-hours are those of the jobs that made the numbers, as far as they were recorded; tables share jobs."
-    )
+    note = "Hours are those of the jobs that made the numbers, as far as recorded; tables share jobs."
     return Table("Tables", columns, tuple(rows), note)
 
 
