@@ -8,6 +8,7 @@ from menet.evaluation import read_folder
 from menet.evaluation.results import write_results
 from menet.experiments import experiment
 from menet.experiments.jobs import Workspace
+from menet.experiments.plan import Cell as Planned
 from menet.experiments.plan import cells_of, load_summary, save_summary, summarize, summary_path
 from menet.experiments.scale import SMOKE, by_name
 from menet.files import write_atomically
@@ -61,14 +62,19 @@ def pack(root: Path, target: Path, order: Sequence[str]) -> list[Path]:
     are figures that need images or features of their jobs.
     """
     here, there = Workspace(root), Workspace(target)
+    measured: set[str] = set()
     for scale in SCALES:
         for name in order:
             summary = load_summary(here, scale, name)
             if summary is not None and _is_measured(summary):
-                _pack_records(summary, root, target)
+                measured |= {part["job"] for part in parts_of(summary) if "value" in part}
                 published = load_summary(there, scale, name)
                 save_summary(summary if published is None else _merged(summary, published), there)
-    _share(there, order)
+    for job in sorted(measured):
+        if (records := root / job / RECORDS).is_dir():
+            (found,) = read_folder(records).values()
+            write_results(record_of({"job": job}, target), found)
+    _share(there, order, here)
     _prune(target)
     return publish(target, order)
 
@@ -89,14 +95,6 @@ def places_of(summary: Mapping[str, Any]) -> Iterator[tuple[tuple[object, ...], 
     for panel in summary.get("panels", ()):
         for curve in panel["curves"]:
             yield from (((panel["title"], curve["name"], point["x"]), point) for point in curve["points"])
-
-
-def _pack_records(summary: Mapping[str, Any], root: Path, target: Path) -> None:
-    for part in parts_of(summary):
-        records, file = root / part["job"] / "records", record_of(part, target)
-        if "value" in part and records.is_dir() and not file.is_file():
-            (found,) = read_folder(records).values()
-            write_results(file, found)
 
 
 def _merged(summary: dict[str, Any], published: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,10 +129,11 @@ def _kept(part: dict[str, Any], published: dict[str, Any] | None) -> dict[str, A
     return published if published["job"] == part["job"] else {**published, "earlier": True}
 
 
-def _share(places: Workspace, order: Sequence[str]) -> None:
+def _share(places: Workspace, order: Sequence[str], newest: Workspace) -> None:
     """Fill every cell whose number another table or figure has: the same job, read in the same way.
 
-    A table that is published at a larger scale is not begun at a smaller one.
+    What `newest` measured replaces an earlier number of the same job. A table that is published at a larger scale
+    is not begun at a smaller one.
     """
     begun: set[str] = set()
     for scale in SCALES:
@@ -143,27 +142,40 @@ def _share(places: Workspace, order: Sequence[str]) -> None:
         plans = {name: experiment(name).at(by_name(scale)) for name in order}
         wanted = {name: dict(cells_of(plan)) for name, plan in plans.items()}
         summaries = {name: load_summary(places, scale, name) for name in order}
-        found: dict[tuple[object, ...], dict[str, Any]] = {}
-        for name, summary in summaries.items():
-            for place, part in places_of(summary or {}):
-                cell = wanted[name].get(place)
-                if cell is not None and "value" in part and part["job"] == places.name(cell.job):
-                    found[cell.reading] = part
+        fresh = _numbers(wanted, {name: load_summary(newest, scale, name) for name in order}, newest)
+        found = _numbers(wanted, summaries, places) | fresh
         for name, plan in plans.items():
             if summaries[name] is None and name in begun:
                 continue
             summary = summaries[name] or summarize(plan, by_name(scale), places, {})
-            filled = 0
+            changed = False
             for place, part in places_of(summary):
                 cell = wanted[name].get(place)
-                if cell is not None and "value" not in part and cell.reading in found:
-                    del part["missing"]
-                    part |= {key: value for key, value in found[cell.reading].items() if key not in OWN}
-                    part |= {"reduced": cell.reduced} if cell.reduced else {}
-                    filled += 1
-            if filled and _is_measured(summary):
+                if cell is not None and cell.reading in (fresh if "value" in part else found):
+                    shared = {key: value for key, value in found[cell.reading].items() if key not in OWN}
+                    shared |= {key: part[key] for key in OWN if key in part}
+                    shared |= {"reduced": cell.reduced} if cell.reduced else {}
+                    changed |= part != shared
+                    part.clear()
+                    part |= shared
+            if changed and _is_measured(summary):
                 save_summary(summary, places)
         begun |= {name for name, summary in summaries.items() if summary is not None}
+
+
+def _numbers(
+    wanted: Mapping[str, Mapping[tuple[object, ...], Planned]],
+    summaries: Mapping[str, dict[str, Any] | None],
+    places: Workspace,
+) -> dict[tuple[object, ...], dict[str, Any]]:
+    """The measured parts of summaries whose jobs the plan still has, by what they read."""
+    found: dict[tuple[object, ...], dict[str, Any]] = {}
+    for name, summary in summaries.items():
+        for place, part in places_of(summary or {}):
+            cell = wanted[name].get(place)
+            if cell is not None and "value" in part and part["job"] == places.name(cell.job):
+                found[cell.reading] = part
+    return found
 
 
 def _prune(target: Path) -> None:

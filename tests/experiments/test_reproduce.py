@@ -417,10 +417,14 @@ def test_published_numbers_come_with_records_that_give_them(made: Made, tmp_path
     figure = load_summary(Workspace(tmp_path / "paper"), "smoke", "figure6")
     assert figure is not None
     assert all(record_of(part, tmp_path / "paper").is_file() for part in parts_of(figure))
+    first = record_of(summary["cells"][0], tmp_path / "paper")
+    recorded = first.read_bytes()
     stray = tmp_path / "paper" / "records" / "stray.npz"
-    stray.write_bytes(b"")
+    for file in (first, stray):
+        file.write_bytes(b"")
     pack_tables(made[0].root, tmp_path / "paper", ["table24", "figure6"])
     assert not stray.exists()
+    assert first.read_bytes() == recorded, "the records of a job that was measured again"
 
 
 def test_what_is_published_is_not_measured_again_where_the_run_asks_for_the_missing(
@@ -503,6 +507,13 @@ def test_a_number_stands_in_every_table_that_asks_for_it(tmp_path: Path) -> None
         assert ("value" in part) == (wanted[place].reading in measured)
         assert part.get("reduced", "") == (wanted[place].reduced if "value" in part else "")
     assert 0 < sum("value" in part for part in parts_of(shared)) < len(wanted)
+    for cell in summary["cells"]:
+        cell["value"] = 45.0
+    save_summary(summary, run)
+    pack_tables(run.root, target.root, ["table3", "table11", "figure8"])
+    again = load_summary(target, "laptop", "table3")
+    assert again is not None
+    assert {part["value"] for part in parts_of(again) if "value" in part} == {45.0}, "a job was measured again"
     save_summary({**shared, "scale": "cores"}, run)
     summary_path(target, "laptop", "table3").unlink()
     pack_tables(run.root, target.root, ["table3", "table11"])
