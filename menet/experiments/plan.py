@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
+from menet.data import SOURCES
 from menet.errors import RecordError
 from menet.evaluation import Accuracy, Records, accuracy, certified_accuracies, restart_accuracies
 from menet.evaluation.accuracy import Images
@@ -349,7 +350,8 @@ def measured(cell: Cell, workspace: Workspace, outcomes: Mapping[str, JobOutcome
         return {**start, "missing": outcome.message if outcome else "not run yet"}
     if isinstance(job, Timing):
         return {**start, "unit": "ms", "value": 1000 * job.result(workspace)["seconds"]}
-    number = number_of(cell, job, job.records(workspace))
+    records = job.records(workspace)
+    number = number_of(cell, job, records)
     seconds = {one: finished(one, workspace) for one in graph([job])}
     return {
         **start,
@@ -364,9 +366,24 @@ def measured(cell: Cell, workspace: Workspace, outcomes: Mapping[str, JobOutcome
         "training": job.model.described(),
         **({"reduced": cell.reduced} if cell.reduced else {}),
         **({"shipped": True} if (workspace.folder(job.model) / "run").is_file() else {}),
-        **({"bfloat16": True} if job.records(workspace).header.get("evaluation", {}).get("bfloat16") else {}),
-        **_distances(job, job.records(workspace)),
+        **({"bfloat16": True} if records.header.get("evaluation", {}).get("bfloat16") else {}),
+        **_part_of_dataset(records),
+        **_distances(job, records),
     }
+
+
+def _part_of_dataset(records: Records) -> dict[str, str]:
+    """What the files of the dataset have of the published ones, if not all."""
+    there = records.header.get("evaluation", {}).get("dataset", {})
+    published = SOURCES.get(there.get("name", ""))
+    if published is None or published.images is None or there["split"] != "test":
+        return {}
+    counts = (
+        (there["examples"], published.images[1], "test images"),
+        (there["classes"], published.classes or 0, "classes"),
+    )
+    words = [f"{have:,} of its {all_:,} {what}" for have, all_, what in counts if have < all_]
+    return {"part": ", ".join(words)} if words else {}
 
 
 def _distances(job: Evaluate | Certify, records: Records) -> dict[str, Any]:

@@ -355,7 +355,9 @@ def _nothing() -> Cell:
 
 def _made(summary: dict[str, Any]) -> str:
     measured = [cell for cell in summary["cells"] if cell.get("examples")]
-    kinds = sorted({f"{cell['examples']:,} test images of {cell['dataset']}" for cell in measured})
+    parts = {cell["dataset"]: f" (from files with {cell['part']})" for cell in measured if "part" in cell}
+    names = sorted({(cell["examples"], cell["dataset"]) for cell in measured})
+    kinds = [f"{count:,} test images of {name}{parts.get(name, '')}" for count, name in names]
     half = sum(cell.get("bfloat16", False) for cell in measured)
     words = [f"Scale {summary['scale']}: {summary['scale_summary']}."]
     words += [f"Measured on {', '.join(kinds)}."] * bool(kinds)

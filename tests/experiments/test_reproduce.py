@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from menet import cli
+from menet import cli, data
 from menet.errors import ConfigurationError
 from menet.evaluation import CertificateSettings, accuracy
 from menet.evaluation.accuracy import vote_rank
@@ -487,6 +487,14 @@ def test_the_number_of_a_network_that_ships_says_so(made: Made, tmp_path: Path) 
     plan = Table("table24", "Estimators", (Cell("ME-Net", "7", job),))
     (section,) = report_of([summarize(plan, TINY, workspace, {})], tmp_path).sections[1:]
     assert section.tables[0].rows[0][1].note.endswith("; the network that ships")
+
+
+def test_a_part_of_a_dataset_is_named_beside_the_numbers(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    larger = replace(data.source("digits"), images=(100_000, 10_000), classes=200)
+    monkeypatch.setitem(data.SOURCES, "digits", larger)
+    (section,) = report_of([summarize(small_table().at(TINY), TINY, made[0], {})], made[0].root).sections[1:]
+    named = "(from files with 1,000 of its 10,000 test images, 10 of its 200 classes)"
+    assert any(named in one for one in section.paragraphs)
 
 
 def test_a_number_stands_in_every_table_that_asks_for_it(tmp_path: Path) -> None:
