@@ -6,8 +6,10 @@ from typing import Any
 
 from menet.evaluation import read_folder
 from menet.evaluation.results import write_results
+from menet.evaluation.snapshots import FEATURES_SUFFIX
 from menet.experiments import experiment
 from menet.experiments.jobs import Workspace
+from menet.experiments.measures import FeatureVectors
 from menet.experiments.plan import Cell as Planned
 from menet.experiments.plan import cells_of, load_summary, save_summary, summarize, summary_path
 from menet.experiments.scale import SMOKE, by_name
@@ -19,6 +21,10 @@ from menet.report.paper_figures import draw
 SCALES = ("paper", "gpu-day", "cores", "laptop", "smoke")
 RECORDS = "records"
 """The folder of the records among published summaries: one file for each job."""
+SHOWING_IMAGES = ("reconstructions", "pictures", "diagram")
+"""Forms of figures that show images of a dataset."""
+MOST_FEATURES = 2**20
+"""Bytes of features that a figure may have to be published."""
 OWN = ("row", "column", "ours", "claimed", "quoted", "x", "reduced")
 """What a cell or point has of its own, whatever is measured there."""
 INTRODUCTION = (
@@ -59,14 +65,15 @@ def pack(root: Path, target: Path, order: Sequence[str]) -> list[Path]:
     Added are the summaries with a measured number, and the records of each number. A number that `target` has
     stays where `root` has none for it, so the parts of a table can be measured in several folders; one of a job
     that the plan has changed since says so. What one table measured stands in all that ask for the same. Left out
-    are figures that need images or features of their jobs.
+    are figures that show images, which a dataset's license may not allow to spread, and features of many images.
     """
     here, there = Workspace(root), Workspace(target)
     measured: set[str] = set()
     for scale in SCALES:
         for name in order:
             summary = load_summary(here, scale, name)
-            if summary is not None and _is_measured(summary):
+            if summary is not None and _is_measured(summary) and _is_small(summary, root):
+                _pack_features(summary, root, target)
                 measured |= {part["job"] for part in parts_of(summary) if "value" in part}
                 published = load_summary(there, scale, name)
                 save_summary(summary if published is None else _merged(summary, published), there)
@@ -95,6 +102,23 @@ def places_of(summary: Mapping[str, Any]) -> Iterator[tuple[tuple[object, ...], 
     for panel in summary.get("panels", ()):
         for curve in panel["curves"]:
             yield from (((panel["title"], curve["name"], point["x"]), point) for point in curve["points"])
+
+
+def _is_small(summary: Mapping[str, Any], root: Path) -> bool:
+    """Whether a figure shows no images, and features of a size to commit, if any."""
+    sizes = (file.stat().st_size for file in _features_of(summary, root))
+    return summary.get("form") not in SHOWING_IMAGES and sum(sizes) <= MOST_FEATURES
+
+
+def _pack_features(summary: Mapping[str, Any], root: Path, target: Path) -> None:
+    for file in _features_of(summary, root):
+        write_atomically(target / FeatureVectors.kind / file.parent.name / file.name, file.read_bytes())
+
+
+def _features_of(summary: Mapping[str, Any], root: Path) -> list[Path]:
+    sources = [source for panel in summary.get("panels", ()) for source in panel["sources"].values()]
+    folders = [root / source["folder"] for source in sources if "folder" in source]
+    return [file for folder in folders for file in sorted(folder.glob(f"*{FEATURES_SUFFIX}"))]
 
 
 def _merged(summary: dict[str, Any], published: Mapping[str, Any]) -> dict[str, Any]:
@@ -179,11 +203,13 @@ def _numbers(
 
 
 def _prune(target: Path) -> None:
-    """Remove records of numbers that are measured by another job by now."""
+    """Remove records and features of what is measured by another job by now."""
     files = (target / "results").glob("*/*.json")
-    summaries = (load_summary(Workspace(target), file.parent.name, file.stem) for file in files)
-    used = {record_of(part, target) for one in summaries if one for part in parts_of(one) if "value" in part}
-    for file in (target / RECORDS).glob("*.npz"):
+    found = (load_summary(Workspace(target), file.parent.name, file.stem) for file in files)
+    summaries = [one for one in found if one]
+    used = {record_of(part, target) for one in summaries for part in parts_of(one) if "value" in part}
+    used |= {file for one in summaries for file in _features_of(one, target)}
+    for file in (*(target / RECORDS).glob("*.npz"), *target.glob(f"{FeatureVectors.kind}/*/*{FEATURES_SUFFIX}")):
         if file not in used:
             file.unlink()
 
@@ -192,8 +218,6 @@ def _is_measured(summary: dict[str, Any]) -> bool:
     if summary["kind"] == "table":
         return any("value" in cell for cell in summary["cells"])
     panels = summary["panels"]
-    if any("folder" in source for panel in panels for source in panel["sources"].values()):
-        return False
     return _missing(panels) is None or any(panel["curves"] and not _missing([panel]) for panel in panels)
 
 

@@ -133,7 +133,7 @@ def cores_cifar10() -> TrainingConfig:
 
 
 def cores_svhn() -> TrainingConfig:
-    """The compact network on SVHN, all 73,257 images; for the time of CIFAR-10 a part of them takes more epochs."""
+    """The compact network on SVHN, all 73,257 images; a part of them takes more epochs for CIFAR-10's time."""
     return replace(
         cores_cifar10(), dataset="svhn", epochs=18, learning_rate=0.1, epsilon_warm_up=0.2, augmentation=False
     )

@@ -427,6 +427,22 @@ def test_published_numbers_come_with_records_that_give_them(made: Made, tmp_path
     assert first.read_bytes() == recorded, "the records of a job that was measured again"
 
 
+def test_features_are_published_and_images_are_not(made: Made, tmp_path: Path) -> None:
+    names = ["table24", "figure2", "figure3", "figure5", "figure10"]
+    markdown, *_ = pack_tables(made[0].root, tmp_path / "paper", names)
+    text = markdown.read_text("utf-8")
+    assert [name for name in names if f"## {name}, " in text] == ["table24", "figure5"]
+    stray = tmp_path / "paper" / "vectors" / "stray" / "pgd.features.safetensors"
+    stray.parent.mkdir()
+    stray.write_bytes(b"")
+    publish(tmp_path / "paper", names)
+    pack_tables(made[0].root, tmp_path / "paper", names)
+    assert markdown.read_text("utf-8") == text
+    assert not stray.exists()
+    (kept,) = (tmp_path / "paper" / "vectors").glob("*/*.features.safetensors")
+    assert kept.is_file()
+
+
 def test_what_is_published_is_not_measured_again_where_the_run_asks_for_the_missing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
