@@ -207,17 +207,21 @@ def paired_table(found: Sequence[Entry], pairs: Sequence[tuple[str, str]]) -> Ta
                 f"expected names of results, got {missing[0]!r}; there is {', '.join(entry_of)}"
             )
         one, other = (entry_of[name].decisive for name in pair)
-        shared = {row["index"] for row in one.rows} & {row["index"] for row in other.rows}
-        one, other = _only(one, shared), _only(other, shared)
-        cells = [Cell(pair[0]), Cell(pair[1])]
-        kinds: tuple[Images, ...] = ("clean", "adversarial")
-        for images in kinds:
-            gap = paired_difference(one, other, images)
-            cells += [Cell(f"{100 * accuracy(each, images).value:.1f}", number=True) for each in (one, other)]
-            cells.append(Cell(f"{100 * gap.value:+.1f} ± {100 * gap.margin:.1f}", number=True))
-        rows.append((*cells, Cell(f"{len(shared):,}", number=True)))
+        rows.append((Cell(pair[0]), Cell(pair[1]), *paired_cells(one, other, ("clean", "adversarial"))))
     columns = ("A", "B", "clean A %", "clean B %", "B - A", "robust A %", "robust B %", "B - A", "images")
     return Table("On the same images", columns, tuple(rows))
+
+
+def paired_cells(one: Records, other: Records, kinds: Sequence[Images]) -> tuple[Cell, ...]:
+    """Of each kind of images both accuracies and their difference, on the examples that both have; how many."""
+    shared = {row["index"] for row in one.rows} & {row["index"] for row in other.rows}
+    one, other = _only(one, shared), _only(other, shared)
+    cells = []
+    for images in kinds:
+        gap = paired_difference(one, other, images)
+        cells += [Cell(f"{100 * accuracy(each, images).value:.1f}", number=True) for each in (one, other)]
+        cells.append(Cell(f"{100 * gap.value:+.1f} ± {100 * gap.margin:.1f}", number=True))
+    return (*cells, Cell(f"{len(shared):,}", number=True))
 
 
 def _only(records: Records, indices: Container[int]) -> Records:

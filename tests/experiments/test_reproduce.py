@@ -202,6 +202,25 @@ def test_a_document_gets_the_measured_rows_of_a_published_table(made: Made, tmp_
         fill_results(document, tmp_path)
 
 
+def test_a_document_compares_rows_of_a_published_table_on_the_same_images(made: Made, tmp_path: Path) -> None:
+    pack_tables(made[0].root, tmp_path / "paper", ["table24"])
+    cell = small_table().cells[1]
+    document, row = tmp_path / "page.md", cell.row
+    document.write_text(f"<!-- compared table24 smoke\n7: {row} | {row}\n-->\nold\n<!-- /compared -->\nAfter.\n")
+    once = fill_results(document, tmp_path).read_text()
+    summary = load_summary(Workspace(tmp_path / "paper"), "smoke", "table24")
+    assert summary is not None
+    value = f"{summary['cells'][1]['value']:.1f}"
+    assert f"| 7 | {row} | {row} | {value} | {value} | +0.0 ± 0.0 |" in once
+    assert once.endswith("<!-- /compared -->\nAfter.\n")
+    assert "old" not in once
+    assert fill_results(document, tmp_path).read_text() == once
+    for wrong in (f"7: {row}", f"7: {row} | another", f"9: {row} | {row}"):
+        document.write_text(f"<!-- compared table24 smoke\n{wrong}\n-->\n<!-- /compared -->\n")
+        with pytest.raises(ConfigurationError, match=r"ROW \| ROW"):
+            fill_results(document, tmp_path)
+
+
 def test_me_nets_are_attacked_in_bfloat16_where_the_run_asks_and_the_table_says_so(
     made: Made, tmp_path: Path
 ) -> None:
