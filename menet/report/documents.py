@@ -24,7 +24,7 @@ COMPARED = re.compile(
     r"(?P<begin><!-- compared (?P<name>\S+) (?P<scale>\S+)\n(?P<lines>.*?)-->\n).*?(?P<end><!-- /compared -->)",
     re.S,
 )
-"""Around rows of a reproduced table on the same images; the marker has a line "COLUMN: ROW | ROW" for each pair."""
+"""Around rows of a reproduced table on the same images; each line in the marker is "COLUMN: ROW | ROW"."""
 REPRODUCED = re.compile(
     r"(?P<begin><!-- reproduced (?P<name>\S+) (?P<scale>\S+) -->\n).*?(?P<end><!-- /reproduced -->)", re.S
 )
