@@ -162,7 +162,8 @@ def t_sne(named: Sequence[tuple[str, Features]], seed: int = 0) -> Figure:
                 place.set_yticks([])
         handles = [places[0, 0].scatter([], [], s=24, c=_class_color(label)) for label in sorted(classes)[:10]]
         names = [str(label) for label in sorted(classes)[:10]]
-        figure.legend(handles, names, loc="outside upper left", ncols=10, columnspacing=0.7, handletextpad=0.05)
+        narrow = {"columnspacing": 0.7, "handletextpad": 0.05, "handlelength": 1.0}
+        figure.legend(handles, names, loc="outside upper left", ncols=10, **narrow)
     return figure
 
 
