@@ -55,7 +55,7 @@ class Reproduce:
     """Only what is measured on these: mnist, cifar10, svhn, tiny-imagenet."""
 
     match: tuple[str, ...] = ()
-    """Only cells whose table, row, column and job contain all of these texts, such as 'BPDA+EOT' 'p 0.4→0.6'."""
+    """Only cells whose table, row, column and job at the paper's scale have all of these texts ('p 0.4→0.6')."""
 
     without_extensions: bool = False
     """Leave out the columns that the paper does not have."""
