@@ -221,20 +221,20 @@ def _is_measured(summary: dict[str, Any]) -> bool:
     return _missing(panels) is None or any(panel["curves"] and not _missing([panel]) for panel in panels)
 
 
-def measured_at(name: str, roots: Sequence[Path]) -> dict[str, tuple[int, int]]:
-    """By scale, how many of the paper's numbers of an experiment are measured, and of how many.
+def measured_at(name: str, roots: Sequence[Path]) -> dict[str, tuple[set[tuple[str, str]], int]]:
+    """By scale, which of the paper's numbers of an experiment are measured in any folder, and of how many.
 
-    A figure that is measured has 0 of 0. Of several folders that have an experiment at one scale, the one that
-    measured most counts.
+    Each is a row and a column. A figure that is measured has none of 0.
     """
-    found: dict[str, tuple[int, int]] = {}
+    found: dict[str, tuple[set[tuple[str, str]], int]] = {}
     for scale in SCALES:
         for root in roots:
             summary = load_summary(Workspace(root), scale, name)
             if summary is not None and _is_measured(summary):
                 cells = [cell for cell in summary.get("cells", ()) if cell["claimed"] is not None]
-                count = sum("value" in cell for cell in cells)
-                found[scale] = max(found.get(scale, (0, 0)), (count, len(cells)))
+                there = {(cell["row"], cell["column"]) for cell in cells if "value" in cell}
+                before, total = found.get(scale, (set(), 0))
+                found[scale] = (before | there, max(total, len(cells)))
     return found
 
 

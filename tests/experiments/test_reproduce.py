@@ -335,17 +335,18 @@ def test_the_list_counts_what_is_measured_here_and_published(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     here, published = Workspace(tmp_path / "here"), Workspace(tmp_path / "published")
-    for places, scale, count in ((here, "cores", 3), (published, "cores", 5), (here, "smoke", 20)):
+    there = ((here, "cores", 0, 3), (published, "cores", 0, 5), (published, "laptop", 4, 7), (here, "smoke", 0, 20))
+    for places, scale, start, stop in there:
         summary = summarize(paper.table15().at(by_name(scale)), by_name(scale), places, {})
-        for cell in summary["cells"][:count]:
+        for cell in summary["cells"][start:stop]:
             del cell["missing"]
             cell |= {"value": 90.0, "low": 80.0, "high": 95.0}
         save_summary(summary, places)
     command = ["reproduce", "--list", "--out", str(here.root), "--results", str(published.root)]
     assert cli.main(command) == 0
     shown = capsys.readouterr().out
-    assert "cores: 5 of 20; smoke: 20 of 20" in shown
-    assert "5 of the paper's 673 numbers are measured" in shown
+    assert "cores: 5 of 20; laptop: 3 of 20; smoke: 20 of 20" in shown
+    assert "\n7 of the paper's 673 numbers are measured" in shown, "each once, at whatever scale"
     assert cli.main([*command[:4], "--results", str(tmp_path / "none")]) == 0
     assert "3 of the paper's 673 numbers are measured" in capsys.readouterr().out
 
