@@ -335,7 +335,12 @@ def test_the_list_counts_what_is_measured_here_and_published(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     here, published = Workspace(tmp_path / "here"), Workspace(tmp_path / "published")
-    there = ((here, "cores", 0, 3), (published, "cores", 0, 5), (published, "laptop", 4, 7), (here, "smoke", 0, 20))
+    there = (
+        (here, "cores", 0, 3),
+        (published, "cores", 0, 5),
+        (published, "laptop", 4, 7),
+        (here, "smoke", 0, 20),
+    )
     for places, scale, start, stop in there:
         summary = summarize(paper.table15().at(by_name(scale)), by_name(scale), places, {})
         for cell in summary["cells"][start:stop]:
