@@ -52,7 +52,7 @@ def lines(summary: dict[str, Any], root: Path) -> Figure:
     down = -(-len(panels) // columns)
     with styled():
         figure = sheet(3.9 * columns, 2.9 * down + 0.4)
-        places = figure.subplots(down, columns, squeeze=False, sharey=True).flat
+        places = list(figure.subplots(down, columns, squeeze=False, sharey=True).flat)
         for place, panel in zip(places, panels, strict=False):
             for position, curve in enumerate(panel["curves"]):
                 points = curve["points"]
@@ -78,7 +78,7 @@ def lines(summary: dict[str, Any], root: Path) -> Figure:
             place.set_xlabel(f"{across} at the paper's scale" if across == "steps" else across)
             place.set_ylim(-2, 102)
             place.yaxis.set_major_formatter(PercentFormatter(decimals=0))
-        for place in list(places)[len(panels) :]:
+        for place in places[len(panels) :]:
             place.set_visible(False)
         legend(figure, figure.axes[0], columns)
     return figure

@@ -43,7 +43,7 @@ from menet.experiments.scale import SMOKE, Scale, by_name
 from menet.experiments.tables import paper
 from menet.files import locked
 from menet.report.documents import fill_results
-from menet.report.paper_figures import diagram, ranks
+from menet.report.paper_figures import diagram, lines, ranks
 from menet.report.reproduction import overview, parts_of, places_of, publish, record_of, report_of, table_of
 from menet.report.reproduction import pack as pack_tables
 from menet.training import load_model, pretrained
@@ -328,6 +328,13 @@ def test_a_figure_of_ranks_names_another_dataset_only(tmp_path: Path, dataset: s
     source = {"dataset": dataset, "images": 3, "histogram": [0, 1, 2]}
     figure = ranks({"panels": [{"title": "CIFAR-10", "sources": {"it": source}}]}, tmp_path)
     assert figure.axes[0].get_title(loc="left").startswith(title)
+
+
+def test_a_figure_of_three_panels_has_no_empty_fourth(tmp_path: Path) -> None:
+    curve = {"name": "ME-Net", "points": [{"x": 7, "value": 40.0, "low": 30.0, "high": 50.0}]}
+    panels = [{"title": title, "curves": [curve]} for title in "abc"]
+    figure = lines({"panels": panels, "across": "steps"}, tmp_path)
+    assert [place.get_visible() for place in figure.axes] == [True, True, True, False]
 
 
 def test_the_list_counts_what_is_measured_here_and_published(
