@@ -6,10 +6,11 @@ one module with `read(folder, split)` and one entry in `SOURCES`.
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from menet.data import cifar10, folder, mnist, svhn, tiny_imagenet
 from menet.data.dataset import SPLITS, Dataset, DataWarning, Images, data_folder, warn_once
@@ -235,6 +236,19 @@ def source(name: str) -> Source:
         hint = f"; for a folder of images write folder:{name}" if name and Path(name).is_dir() else ""
         raise ConfigurationError(f"unknown dataset {name!r}; choose from {', '.join(NAMES)}{hint}")
     return SOURCES[name]
+
+
+def part_of(described: Mapping[str, Any]) -> str:
+    """What a test set, as records describe it, has of the published one; empty if all, or if nothing is known."""
+    known = SOURCES.get(described["name"])
+    if known is None or known.images is None or described.get("split") != "test":
+        return ""
+    counts = (("examples", known.images[1], "test images"), ("classes", known.classes or 0, "classes"))
+    return ", ".join(
+        f"{described[key]:,} of its {published:,} {what}"
+        for key, published, what in counts
+        if described.get(key, published) < published
+    )
 
 
 def place_of(name: str, root: str | os.PathLike[str] | None = None) -> Path:

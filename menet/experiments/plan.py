@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
-from menet.data import SOURCES
+from menet.data import part_of
 from menet.errors import RecordError
 from menet.evaluation import Accuracy, Records, accuracy, certified_accuracies, restart_accuracies
 from menet.evaluation.accuracy import Images
@@ -353,6 +353,7 @@ def measured(cell: Cell, workspace: Workspace, outcomes: Mapping[str, JobOutcome
     records = job.records(workspace)
     number = number_of(cell, job, records)
     seconds = {one: finished(one, workspace) for one in graph([job])}
+    part = part_of(records.evaluation["dataset"])
     return {
         **start,
         "seconds": {workspace.name(one): round(spent) for one, spent in seconds.items() if spent is not None},
@@ -366,24 +367,10 @@ def measured(cell: Cell, workspace: Workspace, outcomes: Mapping[str, JobOutcome
         "training": job.model.described(),
         **({"reduced": cell.reduced} if cell.reduced else {}),
         **({"shipped": True} if (workspace.folder(job.model) / "run").is_file() else {}),
-        **({"bfloat16": True} if records.header.get("evaluation", {}).get("bfloat16") else {}),
-        **_part_of_dataset(records),
+        **({"bfloat16": True} if records.evaluation.get("bfloat16") else {}),
+        **({"part": part} if part else {}),
         **_distances(job, records),
     }
-
-
-def _part_of_dataset(records: Records) -> dict[str, str]:
-    """What the files of the dataset have of the published ones, if not all."""
-    there = records.header.get("evaluation", {}).get("dataset", {})
-    published = SOURCES.get(there.get("name", ""))
-    if published is None or published.images is None or there["split"] != "test":
-        return {}
-    counts = (
-        (there["examples"], published.images[1], "test images"),
-        (there["classes"], published.classes or 0, "classes"),
-    )
-    words = [f"{have:,} of its {all_:,} {what}" for have, all_, what in counts if have < all_]
-    return {"part": ", ".join(words)} if words else {}
 
 
 def _distances(job: Evaluate | Certify, records: Records) -> dict[str, Any]:

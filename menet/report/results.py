@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from menet.data import SOURCES
+from menet.data import part_of
 from menet.errors import ConfigurationError, RecordError
 from menet.evaluation.accuracy import Accuracy, Images, accuracy, paired_difference
 from menet.evaluation.certify import CertificateSummary, certificate_summary, certified_accuracies
@@ -51,7 +51,9 @@ class Entry:
 
     @property
     def training(self) -> str:
-        return training_words(self.made) + _part_of_dataset(self.decisive)
+        # Where less of the dataset was there than its publishers have, so it was for the training.
+        part = part_of(self.decisive.evaluation["dataset"])
+        return training_words(self.made) + (f", part of the dataset ({part})" if part else "")
 
 
 @dataclass(frozen=True)
@@ -94,16 +96,6 @@ def training_words(made: Mapping[str, Any]) -> str:
     if made.get("seconds"):
         words.append(format_duration(made["seconds"]))
     return ", ".join(words)
-
-
-def _part_of_dataset(records: Records) -> str:
-    """Says so where less of the dataset was there than its publishers have; then so it was for the training."""
-    dataset = records.evaluation["dataset"]
-    known = SOURCES.get(dataset["name"])
-    published = known.images[1] if known and known.images and dataset.get("split") == "test" else 0
-    if not 0 < dataset.get("examples", published) < published:
-        return ""
-    return f", part of the dataset ({dataset['examples']:,} of {published:,} test images)"
 
 
 def entries(folder: Path) -> list[Entry]:

@@ -347,7 +347,7 @@ def test_nothing_of_many_is_not_listed(tmp_path):
 @pytest.mark.parametrize(
     ("name", "split", "there", "words"),
     [
-        ("svhn", "test", 10_240, ", part of the dataset (10,240 of 26,032 test images)"),
+        ("svhn", "test", 10_240, ", part of the dataset (10,240 of its 26,032 test images)"),
         ("svhn", "test", 26_032, ""),
         ("svhn", "train", 10_240, ""),
         ("my images", "test", 10, ""),
