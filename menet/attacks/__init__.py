@@ -19,7 +19,7 @@ from menet.attacks.ensemble import AutoAttackRand, MultiTargeted, Transfer, Wors
 from menet.attacks.external import CWL2, AutoAttack, Boundary, HopSkipJump
 from menet.attacks.losses import DLR, CrossEntropy, Margin
 from menet.attacks.pgd import APGD, CW, FGSM, PGD
-from menet.attacks.score_based import SPSA, RandomSearch, Square
+from menet.attacks.score_based import SPSA, CoordinateSearch, RandomSearch, Square
 from menet.attacks.standard import Standard
 from menet.attacks.threat import CIFAR10, ThreatModel
 from menet.errors import ConfigurationError
@@ -42,6 +42,7 @@ __all__ = [
     "AutoAttackRand",
     "Boundary",
     "ClassifierOnly",
+    "CoordinateSearch",
     "CrossEntropy",
     "GradientWarning",
     "HopSkipJump",
@@ -95,6 +96,9 @@ ATTACKS: dict[str, Entry] = {
     "spsa": Entry(SPSA, "score-based, with estimated gradients"),
     "square": Entry(Square, "score-based random search"),
     "random-search": Entry(RandomSearch, "score-based in expectation: squares for linf, pixels for l0"),
+    "coordinate-search": Entry(
+        CoordinateSearch, "score-based greedy search over single values, for models that round pixels"
+    ),
     "apgd-ce": Entry(APGD, "Auto-PGD on cross-entropy", {"loss": CrossEntropy()}),
     "apgd-dlr": Entry(APGD, "Auto-PGD on the difference of logits ratio", {"loss": DLR()}),
     "apgd-targeted": Entry(

@@ -1,4 +1,4 @@
-"""Score-based attacks, which see logits and no gradients: SPSA, random search in expectation, and Square.
+"""Score-based attacks, which see logits and no gradients: SPSA, random and coordinate search, and Square.
 
 Random search is written here because the published implementations judge a proposal, and stop an example, by a
 single draw of the model: on a random defense they keep what was lucky.
@@ -12,10 +12,11 @@ from torch import Tensor
 
 from menet.attacks.ascent import StepRule, ascend
 from menet.attacks.base import Attack, AttackResult, Images, Losses, Task, default_draws, wide
-from menet.attacks.external import NORMS, bridged, require_unit_range
+from menet.attacks.external import NORMS, bridged, require_determinism, require_unit_range
 from menet.attacks.losses import MARGIN, MAX_BATCH, ExpectedLoss, Loss
 from menet.attacks.threat import CIFAR10, ThreatModel
 from menet.errors import ConfigurationError, require
+from menet.progress import track
 
 RECHECK = 5
 """Proposals after which a random search scores its current images again: a mean that won by luck would block
@@ -232,6 +233,111 @@ def _random_signs(shape: tuple[int, ...], task: Task) -> Tensor:
 def _integers(below: int, shape: tuple[int, ...], task: Task) -> Tensor:
     device = task.generator.device
     return torch.randint(below, shape, generator=task.generator, device=device).to(task.images.device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoordinateSearch(Attack):
+    """Greedy search over single values, each at either end of its interval; for models that round pixels.
+
+    A defense that rounds has no gradient, and few values that the budget lets it round otherwise. The search
+    finds these by trying each alone. Then it makes the best single move, again and again, and where none helps
+    the best pair (cf. Narodytska and Kasiviswanathan 2017; Moon et al. 2019 move blocks). It draws nothing at
+    random, and is for deterministic models only. One image fills a batch with its neighbors.
+    """
+
+    title: ClassVar[str] = "coordinate search"
+
+    threat: ThreatModel = CIFAR10
+    max_queries: int = 10_000
+    """Queries per example, at most; the first pass takes two for each value of an image."""
+    max_batch: int = MAX_BATCH
+
+    def __post_init__(self) -> None:
+        for name in ("max_queries", "max_batch"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(f"expected {name} >= 1, got {getattr(self, name)}")
+
+    @torch.no_grad()
+    def run(self, task: Task) -> AttackResult:
+        images = task.images.clone()
+        predicted = require_determinism(task, self.title)
+        standing = predicted == task.labels if task.targets is None else predicted != task.targets
+        for example in track(standing.nonzero().flatten().tolist(), self.title):
+            images[example] = _Neighborhood(self, task, example).search()
+        return task.result(images)
+
+
+class _Neighborhood:
+    """One image, and the moves from it: positions in the flattened image, each with another value."""
+
+    def __init__(self, settings: CoordinateSearch, task: Task, example: int) -> None:
+        self.settings, self.task = settings, task
+        self.example = torch.tensor([example], device=task.images.device)
+        self.origin = self.current = task.images[self.example]
+        self.left = settings.max_queries
+        nothing = torch.zeros((1, 1), dtype=torch.int64, device=task.images.device)
+        losses, self.logits = self._try(nothing, self.origin.flatten()[nothing])
+        self.loss = float(losses)
+        # The same image in another batch has other last digits.
+        self.least = float(torch.finfo(self.logits.dtype).eps ** 0.5 * self.logits.abs().max())
+        self.positions, self.values = self._moves()
+
+    def search(self) -> Tensor:
+        """The image after the best moves, as soon as it is misclassified, no move helps, or queries are spent."""
+        while self.loss <= 0 and self.left > 0:
+            there = self.values != self.current.flatten()[self.positions]
+            positions, values = self.positions[there], self.values[there]
+            groups = torch.arange(len(positions), device=positions.device)[:, None]
+            losses, _ = self._try(positions[groups], values[groups])
+            if not (losses > self.loss + self.least).any():
+                # Pairs of the best moves, as many as there are queries left for.
+                fitting = int((1 + (1 + 8 * self.left) ** 0.5) / 2)
+                best = losses.argsort(descending=True)[:fitting]
+                groups = best[torch.combinations(torch.arange(len(best), device=best.device))]
+                losses, _ = self._try(positions[groups], values[groups])
+            if not (losses > self.loss + self.least).any():
+                break
+            chosen = groups[losses.argmax()][None]
+            self.current, self.loss = self._moved(positions[chosen], values[chosen]), float(losses.max())
+        return self.current[0]
+
+    def _moves(self) -> tuple[Tensor, Tensor]:
+        """Both ends of every value that changes a logit when it alone is moved.
+
+        Where pixels are rounded most values cannot leave their interval. One that can leave it in one direction
+        alone goes between there and its origin.
+        """
+        threat, origin = self.settings.threat, self.origin.flatten()
+        reach, everywhere = threat.reach(self.origin), torch.arange(len(origin), device=origin.device)
+        ends = torch.stack([origin - reach, origin + reach]).clamp(threat.low, threat.high)
+        _, logits = self._try(everywhere.repeat(2)[:, None], ends.flatten()[:, None])
+        changed = torch.zeros(ends.numel(), dtype=torch.bool, device=origin.device)
+        changed[: len(logits)] = ((logits - self.logits).abs() > self.least).any(1)
+        moved = changed.view_as(ends)
+        alive = moved.any(0)
+        return everywhere[alive].repeat(2), torch.where(moved, ends, origin)[:, alive].flatten()
+
+    def _moved(self, positions: Tensor, values: Tensor) -> Images:
+        """The current image after each of (n, k) moves, k of them at once, within the budget."""
+        origin = self.origin.expand(len(positions), -1, -1, -1)
+        images = self.current.flatten().expand(len(positions), -1).scatter(1, positions, values)
+        return self.settings.threat.project(images.view(origin.shape), origin)
+
+    def _try(self, positions: Tensor, values: Tensor) -> tuple[Losses, Tensor]:
+        """Losses and logits after each of (n, k) moves, of as many as there are queries left."""
+        task, count = self.task, min(self.left, len(positions))
+        self.left -= count
+        label, target = task.labels[self.example], None if task.targets is None else task.targets[self.example]
+        losses, answers = [self.origin.new_zeros(0)], [self.origin.new_zeros(0, 1)]
+        for first in range(0, count, self.settings.max_batch):
+            part = slice(first, min(count, first + self.settings.max_batch))
+            images = self._moved(positions[part], values[part])
+            logits = task.model(images, self.example, draws=len(images))
+            targets = None if target is None else target.expand(len(images))
+            # The margin, whose sign says whether the search is done.
+            losses.append(MARGIN(logits, label.expand(len(images)), targets))
+            answers.append(logits)
+        return torch.cat(losses), torch.cat(answers[1:] or answers)
 
 
 @dataclass(frozen=True, kw_only=True)

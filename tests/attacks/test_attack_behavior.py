@@ -1,5 +1,7 @@
 """What single attacks promise beyond the contract."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from attack_models import LINF, Frozen, accuracy, network, train
@@ -16,6 +18,7 @@ from menet.attacks import (
     AutoAttack,
     Boundary,
     ClassifierOnly,
+    CoordinateSearch,
     CrossEntropy,
     HopSkipJump,
     Margin,
@@ -25,7 +28,8 @@ from menet.attacks import (
     Transfer,
     WorstCase,
 )
-from menet.errors import ConfigurationError
+from menet.baselines import BitDepth
+from menet.errors import AttackError, ConfigurationError
 
 SMALL = ThreatModel("linf", 0.1)
 
@@ -275,3 +279,74 @@ def test_displaced_attacks_add_their_perturbation_to_the_image(plain, some):
         ApproximateInput(threat=SMALL, reconstruct=lambda rows: rows[:, :, 1:])(
             plain, images, labels, generator=generator()
         )
+
+
+class TestCoordinateSearch:
+    """On models that round to one bit, where brute force over the values that can flip is exact."""
+
+    GRAY = (1, 4, 7, 9, 10)
+    """The values of twelve that a budget of 0.3 brings across 0.5."""
+
+    @pytest.fixture
+    def images(self) -> Tensor:
+        images = torch.tensor([0.0, 0.4, 1.0, 0.0, 0.7, 0.1, 1.0, 0.3, 0.9, 0.6, 0.45, 0.0])
+        return images.view(1, 1, 3, 4)
+
+    @staticmethod
+    def rounded(score: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        """Logits of two classes, the first of which wins where the score of the rounded values is positive."""
+
+        def model(rows: Tensor) -> Tensor:
+            scores = score((rows.flatten(1) >= 0.5).double()).to(rows.dtype)
+            return torch.stack([scores, torch.zeros_like(scores)], 1)
+
+        return model
+
+    def attacked(self, model, images, **settings) -> Tensor:
+        attack = CoordinateSearch(threat=ThreatModel("linf", 0.3), **settings)
+        return attack(model, images, torch.zeros(1, dtype=torch.int64)).images
+
+    @pytest.mark.parametrize("seed", range(20))
+    def test_finds_what_brute_force_finds_of_a_linear_score(self, images, seed):
+        weights = torch.randn(12, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        start = (images.flatten() >= 0.5).double()
+        states = start.repeat(32, 1)
+        for bit, position in enumerate(self.GRAY):
+            states[:, position] = (torch.arange(32) >> bit & 1).double()
+        # The score that is positive by a bit at the start, less what the best flips take away, or nearly that.
+        for slack, fooled in ((-0.01, True), (0.01, False)):
+            bias = slack - float((states @ weights).min())
+            if float(start @ weights) + bias <= 0:
+                continue
+            model = self.rounded(lambda bits, bias=bias: bits @ weights + bias)
+            found = self.attacked(model, images)
+            assert bool(model(found).argmax(1)) == fooled
+
+    def test_moves_a_pair_where_no_single_move_helps(self, images):
+        start = (images.flatten() >= 0.5).double()
+
+        def score(bits: Tensor) -> Tensor:
+            moved = (bits != start).double()
+            # Each flip alone raises the score; the second and the fifth gray value together turn it.
+            return 1 + moved.sum(1) - 4 * moved[:, 4] * moved[:, 10]
+
+        model = self.rounded(score)
+        assert model(self.attacked(model, images)).argmax(1) == 1
+        assert model(self.attacked(model, images, max_queries=30)).argmax(1) == 0, "too few for pairs"
+
+    def test_fools_a_network_behind_one_bit_within_its_queries(self, plain, digits):
+        images, labels = digits[0][4000:4004], digits[1][4000:4004]
+        model = BitDepth(plain, bits=1)
+        attack = CoordinateSearch(threat=ThreatModel("linf", 0.4), max_queries=2500)
+        result = attack(model, images, labels)
+        # Two more ask whether the model is deterministic.
+        assert result.queries.max() <= 2502
+        with torch.no_grad():
+            assert (model(images).argmax(1) == labels).all()
+            assert (model(result.images).argmax(1) != labels).any()
+        again = attack(model, images[:1], labels[:1])
+        torch.testing.assert_close(again.images, result.images[:1])
+
+    def test_asks_for_a_deterministic_model(self, masked, digits):
+        with pytest.raises(AttackError, match="coordinate search needs a deterministic model"):
+            CoordinateSearch()(masked, digits[0][:2], digits[1][:2])

@@ -27,6 +27,7 @@ from menet.attacks import (
     AutoAttackRand,
     Boundary,
     ClassifierOnly,
+    CoordinateSearch,
     CrossEntropy,
     HopSkipJump,
     LowFrequency,
@@ -76,6 +77,7 @@ ATTACKS: dict[str, Callable[[ThreatModel], Attack]] = {
     "spsa, stopping": lambda threat: SPSA(threat=threat, steps=2, samples=16, stop=0.0),
     "square": lambda threat: Square(threat=threat, max_queries=10),
     "random search": lambda threat: RandomSearch(threat=threat, proposals=6),
+    "coordinate search": lambda threat: CoordinateSearch(threat=threat, max_queries=60),
     "low frequency": lambda threat: LowFrequency(threat=threat, steps=3),
     "apgd-ce": lambda threat: APGD(threat=threat, steps=6, loss=CrossEntropy()),
     "apgd-dlr, eot": lambda threat: APGD(threat=threat, steps=4, loss=DLR(), eot=2),
@@ -92,7 +94,7 @@ ATTACKS: dict[str, Callable[[ThreatModel], Attack]] = {
     "transfer": lambda threat: Transfer(PGD(threat=threat, steps=2), other_network),
     "worst case": lambda threat: WorstCase((FGSM(threat=threat), PGD(threat=threat, steps=2))),
 }
-NEEDS_DETERMINISM = {"boundary", "hop-skip-jump", "autoattack"}
+NEEDS_DETERMINISM = {"boundary", "hop-skip-jump", "autoattack", "coordinate search"}
 ATTACKS_ANOTHER_MODEL = {"classifier only", "transfer"}
 THREATS = [ThreatModel("linf", 0.1), ThreatModel("l2", 1.5)]
 
