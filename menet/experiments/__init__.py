@@ -50,7 +50,7 @@ EXPERIMENTS: dict[str, Callable[[], Experiment]] = {
     "table27": paper.table27,
     "certificate": beyond.certificate,
     "estimation": beyond.estimation,
-    "tubal-estimator": beyond.tubal_estimator,
+    "estimators": beyond.estimators,
     "related-defenses": beyond.related_defenses,
     "cost": beyond.preprocessing_time,
 }

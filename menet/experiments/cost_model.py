@@ -22,7 +22,7 @@ from menet.baselines.pixel_cnn import PLUS_BATCH, PLUS_PASS, CausalConvolution
 from menet.baselines.pixel_cnn_plus import Convolution
 from menet.baselines.wgan import BATCH_SIZE, CRITIC_STEPS, Critic, Generator
 from menet.experiments.jobs import Certify, Evaluate, EvaluatePart, Job, Prepare, Train
-from menet.experiments.measures import FeatureVectors, Redistributed, Timing
+from menet.experiments.measures import EstimationError, FeatureVectors, Redistributed, Timing
 
 GPU_SPEED = 1.0e13
 """Assumed operations per second of a data-center GPU on these small images, in float32 with TF32."""
@@ -117,6 +117,9 @@ def cost_of(job: Job) -> Cost:
         return _passes(job.attacked.model, passes, passes)
     if isinstance(job, Timing):
         return _estimation(job.defense, job.dataset, job.batch_size * job.rounds)
+    if isinstance(job, EstimationError):
+        testing = _shape(job.dataset)[4]
+        return _estimation(job.defense, job.dataset, min(job.examples or testing, testing))
     return Cost()
 
 
@@ -143,7 +146,7 @@ def memory_of(job: Job) -> float:
     if isinstance(job, Certify | FeatureVectors | Redistributed):
         model = next(one for one in (*job.needs, *job.needs[0].needs) if isinstance(one, Train))
         return _memory(model, 1, 0, MAX_BATCH)
-    return GPU_CONTEXT if isinstance(job, Prepare | Timing) else 0.0
+    return GPU_CONTEXT if isinstance(job, Prepare | Timing | EstimationError) else 0.0
 
 
 def hours_of(job: Job, *, gpu: bool) -> float:

@@ -222,7 +222,7 @@ class Train(Job):
     def described(self) -> str:
         """How it is trained, in a few words: `adversarial, 200 epochs, fresh masks`."""
         config, defense = self.config, self.config.defense
-        words = [config.objective, f"{config.epochs} epochs"]
+        words = [config.objective, f"{config.epochs} epoch{'s' * (config.epochs != 1)}"]
         if defense.get("name") == "me-net":
             masks = defense["masks"]
             if self.copies > 1:

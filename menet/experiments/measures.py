@@ -1,4 +1,4 @@
-"""Jobs that measure something other than accuracy: ranks, reconstructions, features under attack, time."""
+"""Jobs that measure something other than accuracy: ranks, reconstructions and their errors, features, time."""
 
 import json
 import time
@@ -46,6 +46,15 @@ class Measurement(Job):
     @abstractmethod
     def measure(self, workspace: Workspace) -> Any:
         """The result, as JSON values."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Quantity(Measurement):
+    """A measurement that is one number, for a cell of a table."""
+
+    @abstractmethod
+    def number(self, workspace: Workspace) -> dict[str, Any]:
+        """The number as a cell shows it: `unit`, `value`, and what else is known of it."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -123,6 +132,53 @@ class Reconstructions(Measurement):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
+class EstimationError(Quantity):
+    """How far estimates are from the images: the root mean square error of an image, mean over test images."""
+
+    dataset: str
+    defense: dict[str, Any]
+    """ME-Net with one p."""
+    examples: int | None = None
+    """This many images from the start of the test set; all if None."""
+    seed: int = 0
+
+    kind: ClassVar[str] = "error"
+
+    @torch.no_grad()
+    def measure(self, workspace: Workspace) -> dict[str, Any]:
+        dataset = data.load(self.dataset, "test", workspace.data)
+        model = rebuild(nn.Identity(), self.defense).to(workspace.device).eval()
+        assert isinstance(model, MENet)
+        generator = torch.Generator().manual_seed(self.seed)
+        count = min(self.examples or len(dataset), len(dataset))
+        errors = []
+        for start in range(0, count, BATCH):
+            images, _ = dataset.batch(slice(start, min(start + BATCH, count)))
+            images = images.to(workspace.device)
+            estimates = model.reconstruct(images, generator)
+            errors.append((estimates - images).double().square().mean((1, 2, 3)).sqrt().cpu())
+        found = torch.cat(errors)
+        deviation = float(found.std()) if count > 1 else 0.0
+        return {"mean": float(found.mean()), "deviation": deviation, "examples": count}
+
+    def number(self, workspace: Workspace) -> dict[str, Any]:
+        """With an interval of 95 %, of the normal distribution, over images."""
+        found = self.result(workspace)
+        margin = 1.96 * found["deviation"] / found["examples"] ** 0.5
+        return {
+            "unit": "RMSE",
+            "value": found["mean"],
+            "low": found["mean"] - margin,
+            "high": found["mean"] + margin,
+            "examples": found["examples"],
+            "dataset": self.dataset,
+        }
+
+    def title(self) -> str:
+        return f"error of {describe_defense(self.defense)} on {self.dataset}"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Redistributed(Measurement):
     """Images attacked on one network, and what a ME-Net makes of them: the paper's figure 10.
 
@@ -178,7 +234,7 @@ class FeatureVectors(Job):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Timing(Measurement):
+class Timing(Quantity):
     """Seconds per image that a preprocessing takes on this machine, in a batch, best of a few rounds."""
 
     dataset: str
@@ -212,6 +268,9 @@ class Timing(Measurement):
             "threads": torch.get_num_threads(),
             "device": images.device.type,
         }
+
+    def number(self, workspace: Workspace) -> dict[str, Any]:
+        return {"unit": "ms", "value": 1000 * self.result(workspace)["seconds"]}
 
     def title(self) -> str:
         return f"time of {describe_defense(self.defense)} on {self.dataset}"

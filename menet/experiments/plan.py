@@ -18,7 +18,14 @@ from menet.experiments import claims
 from menet.experiments.claims import Claim, Setting
 from menet.experiments.cost_model import SHAPES
 from menet.experiments.jobs import SCHEDULED, VOTES, Certify, Evaluate, Job, Train, Workspace, transformed
-from menet.experiments.measures import FeatureVectors, Measurement, Ranks, Reconstructions, Redistributed, Timing
+from menet.experiments.measures import (
+    FeatureVectors,
+    Measurement,
+    Quantity,
+    Ranks,
+    Reconstructions,
+    Redistributed,
+)
 from menet.experiments.runner import JobOutcome, finished
 from menet.experiments.scale import Scale
 from menet.files import write_atomically
@@ -35,7 +42,7 @@ class Cell:
 
     row: str
     column: str
-    job: Evaluate | Certify | Timing
+    job: Evaluate | Certify | Quantity
     clean: bool = False
     """Clean accuracy instead of robust accuracy."""
     criterion: Criterion = "expected"
@@ -342,14 +349,14 @@ def _cell(table: Table, cell: Cell, workspace: Workspace, outcomes: Mapping[str,
 
 
 def measured(cell: Cell, workspace: Workspace, outcomes: Mapping[str, JobOutcome]) -> dict[str, Any]:
-    """The number of a cell with its interval, in percent (milliseconds for timings), or why there is none."""
+    """The number of a cell with its interval, in percent unless its unit is another, or why there is none."""
     job = cell.job
     start: dict[str, Any] = {"job": f"{job.kind}/{job.key[:20]}", "does": job.title()}
     if finished(job, workspace) is None:
         outcome = outcomes.get(job.key)
         return {**start, "missing": outcome.message if outcome else "not run yet"}
-    if isinstance(job, Timing):
-        return {**start, "unit": "ms", "value": 1000 * job.result(workspace)["seconds"]}
+    if isinstance(job, Quantity):
+        return {**start, **job.number(workspace)}
     records = job.records(workspace)
     number = number_of(cell, job, records)
     seconds = {one: finished(one, workspace) for one in graph([job])}

@@ -8,7 +8,14 @@ from typing import Any
 from menet.attacks.losses import MAX_BATCH
 from menet.errors import ConfigurationError
 from menet.experiments.jobs import Certify, Evaluate, Job, Prepare, Train
-from menet.experiments.measures import FeatureVectors, Ranks, Reconstructions, Redistributed, Timing
+from menet.experiments.measures import (
+    EstimationError,
+    FeatureVectors,
+    Ranks,
+    Reconstructions,
+    Redistributed,
+    Timing,
+)
 from menet.models import NETWORKS
 from menet.training import TrainingConfig, recipes
 from menet.training.config import Objective
@@ -90,6 +97,8 @@ class Scale:
             return replace(job, dataset=self.dataset(job.dataset), limit=self.images)
         if isinstance(job, Reconstructions):
             return replace(job, dataset=self.dataset(job.dataset))
+        if isinstance(job, EstimationError):
+            return replace(job, dataset=self.dataset(job.dataset), examples=self.examples)
         if isinstance(job, Timing):
             size = min(job.batch_size, self.images or job.batch_size)
             return replace(job, dataset=self.dataset(job.dataset), batch_size=size)

@@ -23,7 +23,7 @@ from menet import data
 from menet.data import Dataset
 from menet.experiments import EXPERIMENTS, experiment, tables
 from menet.experiments.jobs import Evaluate, Job, Prepare, Train, Workspace, transformed
-from menet.experiments.measures import Timing
+from menet.experiments.measures import EstimationError, Timing
 from menet.experiments.plan import graph
 from menet.experiments.runner import Local, needs_gpu
 from menet.experiments.scale import SMOKE, Scale
@@ -260,7 +260,7 @@ def traits(job: Job) -> Iterator[tuple[Any, ...]]:
         yield job.kind, job.settings.get("epsilon") is None, job.attack
         yield from ((job.kind, name) for name in ("eot", "restarts", "kappa") if name in job.settings)
         yield job.kind, job.model.config.defense.get("name")
-    elif isinstance(job, Timing):
+    elif isinstance(job, EstimationError | Timing):
         yield job.kind, job.defense["name"], job.defense.get("estimator", {}).get("name")
     else:
         yield (job.kind,)

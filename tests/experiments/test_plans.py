@@ -18,7 +18,7 @@ from menet.errors import ConfigurationError
 from menet.evaluation.snapshots import Features
 from menet.experiments import EXPERIMENTS, claims, cost_model, experiment, jobs
 from menet.experiments.jobs import Evaluate, Train, Workspace, transformed
-from menet.experiments.measures import Ranks, Redistributed
+from menet.experiments.measures import EstimationError, Ranks, Redistributed
 from menet.experiments.plan import Cell, Experiment, Table, graph
 from menet.experiments.scale import CORES, GPU_DAY, LAPTOP, PAPER, SCALES, SMOKE, Scale
 from menet.experiments.tables import (
@@ -33,6 +33,7 @@ from menet.experiments.tables import (
     white_box,
 )
 from menet.report.figures import distances
+from menet.training.recipes import me_net
 
 
 @pytest.fixture(scope="module")
@@ -292,6 +293,22 @@ def test_ranks_are_of_both_splits(tmp_path: Path) -> None:
     whole = sum(len(data.load("digits", split)) for split in ("train", "test"))
     assert Ranks(dataset="digits").measure(Workspace(tmp_path))["images"] == whole
     assert Ranks(dataset="digits", limit=100).measure(Workspace(tmp_path))["images"] == 100
+
+
+def test_the_error_of_masks_alone_is_that_of_gray_pixels(tmp_path: Path) -> None:
+    """A hidden pixel is gray to the network, halfway between black and white, and an observed one is itself."""
+    images, _ = data.load("digits", "test").batch(slice(0, 200))
+    expected = (images - 0.5).square().mean((1, 2, 3)).mul(0.5).sqrt().mean()
+    found = {
+        p: EstimationError(dataset="digits", defense=me_net("mask-only", p, masks=1), examples=200).measure(
+            Workspace(tmp_path)
+        )
+        for p in (0.5, 1.0)
+    }
+    assert found[0.5]["mean"] == pytest.approx(float(expected), rel=0.02)
+    assert found[0.5]["examples"] == 200
+    assert 0 < found[0.5]["deviation"] < 0.1
+    assert found[1.0]["mean"] == pytest.approx(0, abs=1e-6)
 
 
 def test_total_variation_draws_p_from_its_schedule_in_training_and_uses_the_mean_after() -> None:

@@ -150,7 +150,7 @@ def test_a_summary_holds_the_claim_beside_what_the_rows_say(
     assert (attack["eot"], attack["keep"]) == (1, "last"), "one draw per step, as in the paper"
     assert cells["Boundary"]["median_distance"]["l2"] >= 0
     assert "median ℓ2" in str(table_of(summary).rows[0])
-    assert cells["7"]["training"] == "adversarial, 1 epochs, fresh masks"
+    assert cells["7"]["training"] == "adversarial, 1 epoch, fresh masks"
     assert "fresh masks" in str(table_of(summary).rows[0][0])
     assert cells["vote"]["claimed"] is None
     assert cells["top-5"]["value"] >= cells["7"]["value"]
@@ -584,3 +584,18 @@ def test_rows_of_ours_in_which_nothing_was_tried_are_not_shown(tmp_path: Path) -
     summary["cells"][0] = {**summary["cells"][0], **measured}
     del summary["cells"][0]["missing"]
     assert [row[0].text for row in table_of(summary).rows] == ["MNIST · no defense · seed 0"]
+
+
+def test_columns_of_ours_keep_their_order_whichever_was_measured_first(tmp_path: Path) -> None:
+    laptop = by_name("laptop")
+    summary = summarize(experiment("estimation").at(laptop), laptop, Workspace(tmp_path), {})
+    measured = {"unit": "%", "value": 40.0, "low": 30.0, "high": 50.0}
+    first, second = (
+        next(cell for cell in summary["cells"] if cell["column"] == one) for one in ("8 pixels", "Clean")
+    )
+    other = next(cell for cell in summary["cells"] if cell["column"] == "Clean" and cell["row"] != first["row"])
+    for cell in (first, other):
+        del cell["missing"]
+        cell |= measured
+    assert second["row"] == first["row"]
+    assert table_of(summary).columns == ("", "Clean", "8 pixels")
