@@ -29,6 +29,8 @@ TRAININGS = {
     "cifar10/vanilla": "cifar10 --epochs 8",
     "cifar10/adversarial": "cifar10 --objective n-fgsm",
     "cifar10/menet-pure": "cifar10 --defense me-net --p 0.8 1.0 --epochs 8",
+    "cifar10/menet-pure-p40-60": "cifar10 --defense me-net --p 0.4 0.6 --epochs 4",
+    "cifar10/thermometer": "cifar10 --defense thermometer --epochs 4",
     "cifar10/menet-adversarial": "cifar10 --defense me-net --p 0.8 1.0 --objective n-fgsm --epochs 13",
     "cifar10/menet-adversarial-p40-60": "cifar10 --defense me-net --p 0.4 0.6 --objective n-fgsm --epochs 13",
     "svhn/vanilla": "svhn --epochs 6",
@@ -75,6 +77,8 @@ class Line:
 
 RANDOM = ("resize-pad", "total-variation", "image-quilting", "me-net", "defense-gan")
 """The defenses with random draws of those that are put in front of a network."""
+ROUNDED = ("standard", "coordinate-search")
+"""One bit of depth has no gradient, and few pixels of a digit can be rounded otherwise within the budget."""
 DEFENSE_GAN = (
     "standard",
     "fgsm:eot=1",
@@ -119,10 +123,13 @@ def lines(dataset: str) -> dict[str, Line]:
         "resize-pad": {"name": "resize-pad"},
         "total-variation": {"name": "total-variation"},
         "image-quilting": {"name": "image-quilting", "patches": 20_000},
+        "pixel-defend": {"name": "pixel-defend", "epsilon": 0.3 if dataset == "mnist" else 16 / 255},
         "menet-untrained": {"name": "me-net", "estimator": "nuclear-norm", "p": 0.5},
     }
     vanilla = f"{dataset}/vanilla"
     found |= {f"{dataset}/{name}": Line(vanilla, defense=settings) for name, settings in before.items()}
+    if dataset == "mnist":
+        found["mnist/bit-depth"] = replace(found["mnist/bit-depth"], attacks=ROUNDED)
     gan = {"name": "defense-gan", **({"gan_steps": 700} if dataset == "mnist" else {})}
     return found | {f"{dataset}/defense-gan": Line(vanilla, DEFENSE_GAN, gan)}
 

@@ -18,6 +18,7 @@ from menet.report.narrative import (
     is_transfer,
     percent,
     signed,
+    tenth,
     threat_words,
     worst_case,
 )
@@ -193,9 +194,7 @@ def results_table(lines: Sequence[Mapping[str, Any]]) -> Table:
     """The board in short: one row per model and threat model, the most robust first."""
 
     def number(value: Mapping[str, float]) -> Cell:
-        return Cell(
-            f"{100 * value['value']:.1f}", f"{100 * value['low']:.1f}–{100 * value['high']:.1f}", number=True
-        )
+        return Cell(tenth(value["value"]), f"{tenth(value['low'])}–{tenth(value['high'])}", number=True)
 
     rows = tuple(
         (

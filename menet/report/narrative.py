@@ -3,6 +3,7 @@
 Every number in a sentence is computed from records.
 """
 
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -369,12 +370,17 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
+def tenth(value: float) -> str:
+    """A fraction in percent to one digit, halves up: a value and its first six decimals have the same digit."""
+    return f"{math.floor(round(1000 * value, 3) + 0.5) / 10:.1f}"
+
+
 def percent(value: float) -> str:
-    return f"{100 * value:.1f}%"
+    return f"{tenth(value)}%"
 
 
 def interval(number: Accuracy) -> str:
-    return f"{100 * number.low:.1f}–{100 * number.high:.1f}"
+    return f"{tenth(number.low)}–{tenth(number.high)}"
 
 
 def signed(value: float) -> str:

@@ -15,6 +15,7 @@ from menet.experiments.plan import cells_of, load_summary, save_summary, summari
 from menet.experiments.scale import SMOKE, by_name
 from menet.files import write_atomically
 from menet.report import Cell, Table
+from menet.report.narrative import percent
 from menet.report.page import Picture, Report, Section, render_html, write_markdown, write_tables
 from menet.report.paper_figures import draw
 
@@ -176,8 +177,9 @@ def _share(places: Workspace, order: Sequence[str], newest: Workspace) -> None:
             for place, part in places_of(summary):
                 cell = wanted[name].get(place)
                 if cell is not None and cell.reading in (fresh if "value" in part else found):
-                    shared = {key: value for key, value in found[cell.reading].items() if key not in OWN}
-                    shared |= {key: part[key] for key in OWN if key in part}
+                    # What is its own comes first, as in a summary that is made: files differ where numbers do.
+                    shared = {key: part[key] for key in OWN if key in part}
+                    shared |= {key: value for key, value in found[cell.reading].items() if key not in OWN}
                     shared |= {"reduced": cell.reduced} if cell.reduced else {}
                     changed |= part != shared
                     part.clear()
@@ -305,7 +307,9 @@ def table_of(summary: dict[str, Any]) -> Table:
     shown = tried if tried and all(cell["claimed"] is None for cell in summary["cells"]) else summary["cells"]
     rows = tuple(dict.fromkeys(cell["row"] for cell in shown))
     columns = list(dict.fromkeys(cell["column"] for cell in summary["cells"] if not cell["ours"]))
-    columns += [one for one in dict.fromkeys(cell["column"] for cell in tried) if one not in columns]
+    # In the order of the plan, whichever row was the first to have a number.
+    own, there = dict.fromkeys(cell["column"] for cell in summary["cells"]), {cell["column"] for cell in tried}
+    columns += [one for one in own if one in there and one not in columns]
     body = tuple(
         (
             Cell(row, _trained(summary, row)),
@@ -358,6 +362,8 @@ def _cell(cell: dict[str, Any]) -> Cell:
         return Cell("failed" if cell["missing"] != "not run yet" else "–", claim, number=True)
     if cell["unit"] == "ms":
         return Cell(f"{cell['value']:.3g} ms", number=True)
+    if cell["unit"] == "RMSE":
+        return Cell(f"{cell['value']:.4f}", f"{cell['low']:.4f} to {cell['high']:.4f}", number=True)
     note = f"{cell['low']:.0f} to {cell['high']:.0f}"
     if cell["claimed"] is not None:
         star = "*" if cell["quoted"] else ""
@@ -370,7 +376,7 @@ def _cell(cell: dict[str, Any]) -> Cell:
         note += "; by an earlier version of its attack or training"
     if "median_distance" in cell:
         note += f"; median ℓ2 {cell['median_distance']['l2']:.2f}, ℓ∞ {cell['median_distance']['linf']:.3f}"
-    return Cell(f"{cell['value']:.1f}%", note, number=True)
+    return Cell(percent(cell["value"] / 100), note, number=True)
 
 
 def _nothing() -> Cell:

@@ -17,7 +17,7 @@ from menet.evaluation.records import Records
 from menet.evaluation.results import MODEL, read_certificates, read_results
 from menet.progress import format_duration
 from menet.report import Cell, Table
-from menet.report.narrative import attack_words, interval, is_frozen, model_words, percent, threat_words
+from menet.report.narrative import attack_words, interval, is_frozen, model_words, percent, tenth, threat_words
 
 INTRODUCTION = (
     "Robust accuracy is the mean over fresh draws of the defense, which neither the attack nor its selection has "
@@ -211,7 +211,7 @@ def paired_cells(one: Records, other: Records, kinds: Sequence[Images]) -> tuple
     cells = []
     for images in kinds:
         gap = paired_difference(one, other, images)
-        cells += [Cell(f"{100 * accuracy(each, images).value:.1f}", number=True) for each in (one, other)]
+        cells += [Cell(tenth(accuracy(each, images).value), number=True) for each in (one, other)]
         cells.append(Cell(f"{100 * gap.value:+.1f} ± {100 * gap.margin:.1f}", number=True))
     return (*cells, Cell(f"{len(shared):,}", number=True))
 
@@ -323,10 +323,10 @@ def attacks_picture(found: Sequence[Entry]) -> str:
             ]
             top += 26
         top += 22
-    for tenth in range(0, 11, 2):
-        x = SCALE_LEFT + SCALE_WIDTH * tenth / 10
+    for mark in range(0, 101, 20):
+        x = SCALE_LEFT + SCALE_WIDTH * mark / 100
         parts.insert(0, f'<line x1="{x:.1f}" x2="{x:.1f}" y1="60" y2="{top - 26}" class="grid"/>')
-        parts.append(_text(x, top - 8, f"{10 * tenth}", "note", 'text-anchor="middle"'))
+        parts.append(_text(x, top - 8, str(mark), "note", 'text-anchor="middle"'))
     parts.append(_text(SCALE_LEFT, top + 12, "robust accuracy in %, 95 % interval over examples", "note"))
     return _svg(top + 28, parts)
 

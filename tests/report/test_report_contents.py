@@ -19,7 +19,7 @@ from menet.report import Cell, Table, curves
 from menet.report.accuracy_tables import comparisons, every_accuracy, overview
 from menet.report.collect import collect
 from menet.report.figures import legend, sheet, styled
-from menet.report.narrative import attack_words, findings
+from menet.report.narrative import attack_words, findings, tenth
 from menet.report.page import Report, Section, render_html, report_of, write_markdown
 from menet.report.pictures import reconstruction_grid
 
@@ -327,3 +327,12 @@ def test_long_names_do_not_leave_the_figure():
         box = figure.legends[0].get_window_extent()
     assert box.x0 >= 0
     assert box.x1 <= figure.bbox.x1
+
+
+def test_a_number_and_its_rounded_decimals_have_the_same_digit():
+    """The board's JSON has six decimals of a fraction, RESULTS.md the fraction itself."""
+    for count in range(4001):
+        assert tenth(count / 4000) == tenth(round(count / 4000, 6))
+    # In binary 100 × 0.3545 is just below 35.45, and 0.35450000000000004 is what 1,418 draws of 4,000 add up to.
+    assert tenth(0.3545) == tenth(0.35450000000000004) == "35.5"
+    assert (tenth(0.0), tenth(1.0), tenth(0.0085), tenth(0.00849)) == ("0.0", "100.0", "0.9", "0.8")
