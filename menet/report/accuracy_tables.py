@@ -192,32 +192,44 @@ def comparison(first: Subject, second: Subject, labels: Iterable[str], criterion
 
 def results_table(lines: Sequence[Mapping[str, Any]]) -> Table:
     """The board in short: one row per model and threat model, the most robust first."""
-
-    def number(value: Mapping[str, float]) -> Cell:
-        return Cell(tenth(value["value"]), f"{tenth(value['low'])}–{tenth(value['high'])}", number=True)
-
     rows = tuple(
         (
             Cell(f"{line['dataset']}, {line['threat']}"),
             Cell(line["defense"], line["training"]),
-            number(line["clean"]),
-            number(line["robust"]),
-            number(line["vote"]),
+            *(_plain_cell(line[name]) for name in ("clean", "robust", "vote")),
             Cell(line["attack"]),
             Cell(f"{line['examples']:,}", number=True),
         )
-        for line in sorted(lines, key=lambda one: (one["dataset"], one["threat"], -one["robust"]["value"]))
+        for line in _by_robustness(lines)
     )
     columns = (
-        "dataset, threat model",
-        "model",
-        "clean %",
-        "robust %",
-        "by vote %",
-        "attack that decided",
-        "examples",
-    )
+        "dataset, threat model", "model", "clean %", "robust %", "by vote %", "attack that decided", "examples",
+    )  # fmt: skip
     return Table("Worst case over attacks", columns, rows)
+
+
+def brief_table(lines: Sequence[Mapping[str, Any]]) -> Table:
+    """The same for a first look: of its training only the objective, and no attack."""
+    rows = tuple(
+        (
+            Cell(f"{line['dataset']}{' (a part)' if 'part of the dataset' in line['training'] else ''}"),
+            Cell(line["threat"]),
+            Cell(f"{line['defense']}, {line['training'].split(',')[0]} training"),
+            *(_plain_cell(line[name]) for name in ("clean", "robust")),
+            Cell(f"{line['examples']:,}", number=True),
+        )
+        for line in _by_robustness(lines)
+    )
+    columns = ("dataset", "threat model", "model", "clean %", "robust %", "examples")
+    return Table("Worst case over attacks", columns, rows)
+
+
+def _by_robustness(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return sorted(lines, key=lambda one: (one["dataset"], one["threat"], -one["robust"]["value"]))
+
+
+def _plain_cell(value: Mapping[str, float]) -> Cell:
+    return Cell(tenth(value["value"]), f"{tenth(value['low'])}–{tenth(value['high'])}", number=True)
 
 
 def _comparison_table(rows: Sequence[tuple[Cell, ...]], criterion: Criterion, note: str = "") -> Table:

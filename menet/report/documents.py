@@ -1,112 +1,230 @@
-"""Results in documents: tables between the markers of Markdown files, so that no number there is typed."""
+"""Results in documents: tables and numbers between the markers of Markdown files, so that none is typed there.
+
+A table stands on lines of its own, a number in the middle of a sentence:
+
+    <!-- budgets mnist -->
+    …
+    <!-- /budgets -->
+    ME-Net keeps <!-- number mnist/menet-adversarial robust -->18.2 % (11.6–26.4)<!-- /number --> of them.
+"""
 
 import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from menet.errors import ConfigurationError
+from menet.evaluation.accuracy import Criterion, Images, accuracy, paired_difference
+from menet.evaluation.records import Records
 from menet.evaluation.results import read_result
 from menet.experiments.jobs import Workspace
 from menet.experiments.plan import load_summary
 from menet.files import write_atomically
 from menet.report import Cell, Table, board
-from menet.report.accuracy_tables import results_table
+from menet.report.accuracy_tables import brief_table, results_table
+from menet.report.narrative import tenth
 from menet.report.reproduction import record_of, table_of
-from menet.report.results import budgets_table, main_threats, paired_cells, paired_table
+from menet.report.results import (
+    Entry,
+    budgets_table,
+    main_threats,
+    on_shared_examples,
+    paired_cells,
+    paired_table,
+)
 
-RESULTS = re.compile(r"(?P<begin><!-- results(?P<names>( [\w-]+)*) -->\n).*?(?P<end><!-- /results -->)", re.S)
-"""Around the main table, or its lines of some names, such as <!-- results vanilla menet-pure -->."""
-BUDGETS = re.compile(r"(?P<begin><!-- budgets (?P<dataset>[\w-]+) -->\n).*?(?P<end><!-- /budgets -->)", re.S)
-"""Around the table of a dataset's models under several threat models, such as <!-- budgets mnist -->."""
-PAIRED = re.compile(r"(?P<begin><!-- paired (?P<pairs>[^>]+?) -->\n).*?(?P<end><!-- /paired -->)", re.S)
-"""Around a table of pairs, such as <!-- paired mnist/adversarial mnist/menet-adversarial -->, commas between."""
-COMPARED = re.compile(
-    r"(?P<begin><!-- compared (?P<name>\S+) (?P<scale>\S+)\n(?P<lines>.*?)-->\n).*?(?P<end><!-- /compared -->)",
+BLOCK = re.compile(
+    r"(?P<begin><!-- (?P<kind>results|budgets|paired|compared|reproduced)(?P<what>[^>]*?)-->\n).*?"
+    r"(?P<end><!-- /(?P=kind) -->)",
     re.S,
 )
-"""Around rows of a reproduced table on the same images; each line in the marker is "COLUMN: ROW | ROW"."""
-REPRODUCED = re.compile(
-    r"(?P<begin><!-- reproduced (?P<name>\S+) (?P<scale>\S+) -->\n).*?(?P<end><!-- /reproduced -->)", re.S
+"""Around a table:
+
+- `results`, or `results NAME …` with only the models of these names: the worst case over attacks of each model.
+- `budgets DATASET`: models that were attacked under several threat models.
+- `paired A B, A B, …`: two models on the same images.
+- `reproduced EXPERIMENT SCALE`: what is measured of a table of `menet reproduce`.
+- `compared EXPERIMENT SCALE`, then lines of `COLUMN: ROW | ROW`: rows of such a table on the same images.
+"""
+INLINE = re.compile(
+    r"(?P<begin><!-- (?P<kind>number|value|paper|gap) (?P<what>[^>\n]+?) -->)[^\n]*?(?P<end><!-- /(?P=kind) -->)"
 )
-"""Around a table of `menet reproduce`, such as <!-- reproduced table15 cores -->."""
+"""Around a number:
+
+- `number MODEL clean|robust|vote|worst [ATTACK]`: an accuracy of a model with its interval, of the attack that
+  decided unless one is named as in RESULTS.md; or `number EXPERIMENT SCALE COLUMN: ROW` of a reproduced table.
+- `value …`: the same without its interval.
+- `paper EXPERIMENT SCALE COLUMN: ROW`: the paper's number for a cell.
+- `gap A B clean|robust`: B minus A on the same images, in points; or `gap EXPERIMENT SCALE COLUMN: A | B`.
+"""
+CRITERIA: dict[str, tuple[Images, Criterion]] = {
+    "clean": ("clean", "expected"),
+    "robust": ("adversarial", "expected"),
+    "vote": ("adversarial", "vote"),
+    "worst": ("adversarial", "worst"),
+}
 
 
 def fill_results(file: Path, folder: Path) -> Path:
-    """Put tables of the compact results in `folder` between the markers of a Markdown file.
-
-    The main table, under the threat model of most models, goes between those of `RESULTS`, that of other threat
-    models between those of `BUDGETS`, models on the same images between those of `PAIRED`, what was measured of a
-    reproduced table between those of `REPRODUCED`, its rows on the same images between those of `COMPARED`.
-    """
+    """Put what the compact results in `folder` say between the markers of a Markdown file."""
     text = file.read_text(encoding="utf-8")
-    if not any(marker.search(text) for marker in (RESULTS, BUDGETS, PAIRED, COMPARED, REPRODUCED)):
+    if not (BLOCK.search(text) or INLINE.search(text)):
         raise ConfigurationError(f"expected <!-- results --> and <!-- /results --> in {file}, got none")
-    text = RESULTS.sub(lambda found: _main_table(found, folder), text)
-    text = PAIRED.sub(lambda found: _paired(found, folder), text)
-    text = BUDGETS.sub(lambda found: _budgets(found, folder), text)
-    text = COMPARED.sub(lambda found: _compared(found, folder), text)
-    write_atomically(file, REPRODUCED.sub(lambda found: _reproduced(found, folder), text))
+    results = _Results(folder)
+    text = BLOCK.sub(lambda found: f"{found['begin']}\n{results.table(found)}\n\n{found['end']}", text)
+    text = INLINE.sub(lambda found: f"{found['begin']}{results.phrase(found)}{found['end']}", text)
+    write_atomically(file, text)
     return file
 
 
-def _main_table(found: re.Match[str], folder: Path) -> str:
-    """The board in short between its markers, or the lines of every dataset that these name."""
-    names, entries = found["names"].split(), board.entries(folder)
-    main = main_threats(entries)
-    lines = [
-        line
-        for line in board.rows([entry for entry in entries if entry.threat == main[entry.dataset]])
-        if not names or line["name"].rpartition("/")[2] in names
-    ]
-    return f"{found['begin']}{results_table(lines).markdown()}\n{found['end']}"
+@dataclass(frozen=True)
+class _Results:
+    """The published results in a folder, read once for all markers of a document."""
 
+    folder: Path
+    summaries: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
 
-def _budgets(found: re.Match[str], folder: Path) -> str:
-    group = [entry for entry in board.entries(folder) if entry.dataset == found["dataset"]]
-    return f"{found['begin']}\n{budgets_table(group).markdown()}\n\n{found['end']}"
+    @cached_property
+    def entries(self) -> list[Entry]:
+        return board.entries(self.folder)
 
+    @cached_property
+    def usual(self) -> dict[str, Entry]:
+        """By name, each model under the threat model of most models of its dataset."""
+        main = main_threats(self.entries)
+        return {entry.name: entry for entry in self.entries if entry.threat == main[entry.dataset]}
 
-def _paired(found: re.Match[str], folder: Path) -> str:
-    pairs = [tuple(pair.split()) for pair in found["pairs"].split(",")]
-    if not all(len(pair) == 2 for pair in pairs):
-        raise ConfigurationError(f"expected two names of results in each pair, got {found['pairs']!r}")
-    table = paired_table(board.entries(folder), [(pair[0], pair[1]) for pair in pairs])
-    return f"{found['begin']}\n{table.markdown()}\n\n{found['end']}"
+    def table(self, found: re.Match[str]) -> str:
+        tables: dict[str, Callable[[str], Table]] = {
+            "results": self._main,
+            "budgets": lambda what: budgets_table(
+                [entry for entry in self.entries if entry.dataset == what.strip()]
+            ),
+            "paired": self._paired,
+            "compared": self._compared,
+            "reproduced": self._reproduced,
+        }
+        return tables[found["kind"]](found["what"]).markdown()
 
+    def phrase(self, found: re.Match[str]) -> str:
+        what = found["what"]
+        if found["kind"] == "gap":
+            return self._gap(what)
+        if found["kind"] == "paper":
+            return f"{tenth(self._cell(what)['claimed'] / 100)} %"
+        if "/" in what.split()[0]:
+            value, low, high = self._measured(what)
+        else:
+            cell = self._cell(what)
+            value, low, high = (cell[name] / 100 for name in ("value", "low", "high"))
+        interval = f" ({tenth(low)}–{tenth(high)})" if found["kind"] == "number" else ""
+        return f"{tenth(value)} %{interval}"
 
-def _reproduced(found: re.Match[str], folder: Path) -> str:
-    """The rows of a published table that have numbers, between its markers."""
-    summary = _published(found, folder)
-    rows = {cell["row"] for cell in summary["cells"] if "value" in cell}
-    summary["cells"] = [cell for cell in summary["cells"] if cell["row"] in rows]
-    return f"{found['begin']}\n{table_of(summary).markdown()}\n\n{found['end']}"
+    def _main(self, what: str) -> Table:
+        """The worst case of every model, or in short of those of some names."""
+        names = what.split()
+        lines = [
+            line
+            for line in board.rows(list(self.usual.values()))
+            if not names or line["name"].rpartition("/")[2] in names
+        ]
+        return brief_table(lines) if names else results_table(lines)
 
+    def _paired(self, what: str) -> Table:
+        pairs = [tuple(pair.split()) for pair in what.split(",")]
+        if not all(len(pair) == 2 for pair in pairs):
+            raise ConfigurationError(f"expected two names of results in each pair, got {what.strip()!r}")
+        return paired_table(self.entries, [(pair[0], pair[1]) for pair in pairs])
 
-def _compared(found: re.Match[str], folder: Path) -> str:
-    """Pairs of rows of a published table, each on the images that both were attacked on."""
-    cells = {(cell["column"], cell["row"]): cell for cell in _published(found, folder)["cells"]}
-    rows = []
-    for line in found["lines"].splitlines():
-        column, _, pair = line.partition(":")
-        records = []
-        for row in (names := [name.strip() for name in pair.split("|")]):
-            file = record_of(cells[column, row], folder / "paper") if (column, row) in cells else None
-            if len(names) != 2 or file is None or not file.is_file():
+    def _reproduced(self, what: str) -> Table:
+        """The rows of a published table that have numbers."""
+        summary = self._summary(*what.split())
+        rows = {cell["row"] for cell in summary["cells"] if "value" in cell}
+        return table_of({**summary, "cells": [cell for cell in summary["cells"] if cell["row"] in rows]})
+
+    def _compared(self, what: str) -> Table:
+        """Pairs of rows of a published table, each on the images that both were attacked on."""
+        names, *lines = what.strip().splitlines()
+        rows = []
+        for line in lines:
+            one, other = self._pair(names, line)
+            column, _, pair = line.partition(":")
+            numbers = paired_cells(one, other, ("adversarial",))
+            rows.append((Cell(column), *(Cell(name.strip()) for name in pair.split("|")), *numbers))
+        return Table("On the same images", ("attack", "A", "B", "A %", "B %", "B - A", "images"), tuple(rows))
+
+    def _gap(self, what: str) -> str:
+        images: Images = "adversarial"
+        first = what.split()
+        if "/" in first[0]:
+            if len(first) != 3 or first[2] not in ("clean", "robust"):
+                raise ConfigurationError(f"expected `gap A B clean` or `gap A B robust`, got {what!r}")
+            one, other = (self._model(name).decisive for name in first[:2])
+            images = CRITERIA[first[2]][0]
+        else:
+            one, other = self._pair(" ".join(first[:2]), " ".join(first[2:]))
+        found = paired_difference(*on_shared_examples(one, other), images)
+        return f"{100 * found.value:+.1f} ± {100 * found.margin:.1f}"
+
+    def _measured(self, what: str) -> tuple[float, float, float]:
+        name, _, rest = what.partition(" ")
+        criterion, _, label = rest.partition(" ")
+        if criterion not in CRITERIA:
+            raise ConfigurationError(f"expected one of {', '.join(CRITERIA)} after {name}, got {criterion!r}")
+        records = self._model(name).decisive
+        if label:
+            every = {
+                one.label: one
+                for entry in self.entries
+                if entry.name == name
+                for one in (*entry.evaluations, *entry.frozen)
+            }
+            if label not in every:
                 raise ConfigurationError(
-                    f'expected "COLUMN: ROW | ROW" of {found["name"]} with records of both, got {line!r}'
+                    f"expected an attack on {name}, got {label!r}; there is {', '.join(every)}"
                 )
-            records.append(read_result(file))
-        numbers = paired_cells(records[0], records[1], ("adversarial",))
-        rows.append((Cell(column), *map(Cell, names), *numbers))
-    table = Table("On the same images", ("attack", "A", "B", "A %", "B %", "B - A", "images"), tuple(rows))
-    return f"{found['begin']}\n{table.markdown()}\n\n{found['end']}"
+            records = every[label]
+        found = accuracy(records, *CRITERIA[criterion])
+        return found.value, found.low, found.high
 
+    def _model(self, name: str) -> Entry:
+        if name not in self.usual:
+            raise ConfigurationError(
+                f"expected the name of a result, got {name!r}; there is {', '.join(self.usual)}"
+            )
+        return self.usual[name]
 
-def _published(found: re.Match[str], folder: Path) -> dict[str, Any]:
-    summary = load_summary(Workspace(folder / "paper"), found["scale"], found["name"])
-    if summary is None:
-        raise ConfigurationError(
-            f"expected {found['name']} at scale {found['scale']} in {folder / 'paper'}, got none; "
-            "`menet publish` puts it there"
-        )
-    return summary
+    def _cell(self, what: str) -> dict[str, Any]:
+        """A measured cell of a published table: `EXPERIMENT SCALE COLUMN: ROW`."""
+        name, scale, place = (*what.split(maxsplit=2), "", "")[:3]
+        column, _, row = place.partition(": ")
+        for cell in self._summary(name, scale)["cells"]:
+            if (cell["column"], cell["row"]) == (column, row) and "value" in cell:
+                return dict(cell)
+        raise ConfigurationError(f'expected "EXPERIMENT SCALE COLUMN: ROW" of a measured cell, got {what!r}')
+
+    def _pair(self, names: str, line: str) -> tuple[Records, Records]:
+        """The records of two cells of one column: `COLUMN: ROW | ROW`."""
+        column, _, pair = line.partition(":")
+        cells = {(cell["column"], cell["row"]): cell for cell in self._summary(*names.split())["cells"]}
+        rows = [row.strip() for row in pair.split("|")]
+        there = [cells[column, row] for row in rows if (column, row) in cells]
+        files = [file for cell in there if (file := record_of(cell, self.folder / "paper")).is_file()]
+        if len(rows) != 2 or len(files) != 2:
+            raise ConfigurationError(
+                f'expected "COLUMN: ROW | ROW" of {names.split()[0]} with records of both, got {line!r}'
+            )
+        return read_result(files[0]), read_result(files[1])
+
+    def _summary(self, name: str, scale: str) -> dict[str, Any]:
+        if (name, scale) not in self.summaries:
+            summary = load_summary(Workspace(self.folder / "paper"), scale, name)
+            if summary is None:
+                raise ConfigurationError(
+                    f"expected {name} at scale {scale} in {self.folder / 'paper'}, got none; "
+                    "`menet publish` puts it there"
+                )
+            self.summaries[name, scale] = summary
+        return self.summaries[name, scale]

@@ -4,7 +4,7 @@ import html
 import json
 import math
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -206,18 +206,23 @@ def paired_table(found: Sequence[Entry], pairs: Sequence[tuple[str, str]]) -> Ta
 
 def paired_cells(one: Records, other: Records, kinds: Sequence[Images]) -> tuple[Cell, ...]:
     """Of each kind of images both accuracies and their difference, on the examples that both have; how many."""
-    shared = {row["index"] for row in one.rows} & {row["index"] for row in other.rows}
-    one, other = _only(one, shared), _only(other, shared)
+    one, other = on_shared_examples(one, other)
     cells = []
     for images in kinds:
         gap = paired_difference(one, other, images)
         cells += [Cell(tenth(accuracy(each, images).value), number=True) for each in (one, other)]
         cells.append(Cell(f"{100 * gap.value:+.1f} ± {100 * gap.margin:.1f}", number=True))
-    return (*cells, Cell(f"{len(shared):,}", number=True))
+    return (*cells, Cell(f"{len(one.rows):,}", number=True))
 
 
-def _only(records: Records, indices: Container[int]) -> Records:
-    return replace(records, rows=tuple(row for row in records.rows if row["index"] in indices))
+def on_shared_examples(one: Records, other: Records) -> tuple[Records, Records]:
+    """The rows of the examples that both have."""
+    shared = {row["index"] for row in one.rows} & {row["index"] for row in other.rows}
+    first, second = (
+        replace(records, rows=tuple(row for row in records.rows if row["index"] in shared))
+        for records in (one, other)
+    )
+    return first, second
 
 
 def _overview(group: Sequence[Entry]) -> Table:

@@ -221,6 +221,26 @@ def test_a_document_compares_rows_of_a_published_table_on_the_same_images(made: 
             fill_results(document, tmp_path)
 
 
+def test_a_sentence_has_numbers_of_a_published_table(made: Made, tmp_path: Path) -> None:
+    pack_tables(made[0].root, tmp_path / "paper", ["table24"])
+    summary = load_summary(Workspace(tmp_path / "paper"), "smoke", "table24")
+    assert summary is not None
+    cell, document = summary["cells"][1], tmp_path / "page.md"
+    assert cell["column"] == "7"
+    place = f"table24 smoke 7: {cell['row']}"
+    document.write_text(
+        f"<!-- number {place} --><!-- /number --> <!-- paper {place} --><!-- /paper --> "
+        f"<!-- gap {place} | {cell['row']} --><!-- /gap -->\n"
+    )
+    once = fill_results(document, tmp_path).read_text()
+    assert f"-->{cell['value']:.1f} % ({cell['low']:.1f}–{cell['high']:.1f})<!--" in once
+    assert "-->67.3 %<!--" in once
+    assert "-->+0.0 ± 0.0<!--" in once
+    document.write_text(f"<!-- number table24 smoke 8: {cell['row']} --><!-- /number -->")
+    with pytest.raises(ConfigurationError, match="of a measured cell"):
+        fill_results(document, tmp_path)
+
+
 def test_me_nets_are_attacked_in_bfloat16_where_the_run_asks_and_the_table_says_so(
     made: Made, tmp_path: Path
 ) -> None:

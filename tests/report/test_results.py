@@ -122,6 +122,47 @@ def test_two_models_stand_beside_each_other_on_the_same_images(tmp_path):
             fill_results(document, tmp_path)
 
 
+def test_numbers_in_sentences_come_from_the_records(tmp_path):
+    first, second = records(0, count=9), records(1, "cw", count=7)
+    publish("mnist/a", {"pgd": first, "cw": second}, {}, tmp_path)
+    publish("mnist/b", {"cw": second}, {}, tmp_path)
+    document = tmp_path / "page.md"
+
+    def filled(words: str) -> str:
+        document.write_text(words, encoding="utf-8")
+        return fill_results(document, tmp_path).read_text(encoding="utf-8")
+
+    weak = accuracy(first)
+    for form, words in (
+        ("number", f"{100 * weak.value:.1f} % ({100 * weak.low:.1f}–{100 * weak.high:.1f})"),
+        ("value", f"{100 * weak.value:.1f} %"),
+    ):
+        marker = f"<!-- {form} mnist/a robust pgd -->"
+        text = f"It has {marker}9.9 %<!-- /{form} -->, and {marker}<!-- /{form} --> again."
+        expected = f"It has {marker}{words}<!-- /{form} -->, and {marker}{words}<!-- /{form} --> again."
+        assert filled(text) == expected
+        assert filled(expected) == expected
+    lowest = min(accuracy(one).value for one in (first, second))
+    assert f"-->{100 * lowest:.1f} %<!--" in filled("<!-- value mnist/a robust --><!-- /value -->")
+    vote = accuracy(second, "adversarial", "vote").value
+    assert f"-->{100 * vote:.1f} %<!--" in filled("<!-- value mnist/b vote --><!-- /value -->")
+    gaps = [
+        filled(f"<!-- gap {pair} robust --><!-- /gap -->").split("-->")[1].split("<")[0]
+        for pair in ("mnist/a mnist/b", "mnist/b mnist/a")
+    ]
+    (there, margin), (back, same) = (gap.split(" ± ") for gap in gaps)
+    assert (float(there), margin) == (-float(back), same)
+    for wrong, reason in (
+        ("number mnist/c robust", "got 'mnist/c'; there is mnist/a"),
+        ("number mnist/a right", "one of clean, robust"),
+        ("number mnist/a robust spsa", "got 'spsa'; there is"),
+        ("gap mnist/a mnist/b", "`gap A B clean`"),
+        ("value table4 smoke 7: Madry", "table4 at scale smoke"),
+    ):
+        with pytest.raises(ConfigurationError, match=reason):
+            filled(f"<!-- {wrong} --><!-- /{wrong.split()[0]} -->")
+
+
 def test_where_a_model_lay_is_not_published(tmp_path):
     one = records(0)
     one.header["made"]["source"] = "/home/somebody/runs/me-net"
