@@ -16,7 +16,7 @@ from menet.data import cifar10, folder, mnist, svhn, tiny_imagenet
 from menet.data.dataset import SPLITS, Dataset, DataWarning, Images, data_folder, warn_once
 from menet.data.folder import ImageFiles, UnreadableImage, packed
 from menet.data.published import Checksums, Published
-from menet.errors import ConfigurationError
+from menet.errors import ConfigurationError, DataError
 
 __all__ = ["NAMES", "SPLITS", "DataWarning", "Dataset", "Images", "load"]
 
@@ -236,6 +236,15 @@ def source(name: str) -> Source:
         hint = f"; for a folder of images write folder:{name}" if name and Path(name).is_dir() else ""
         raise ConfigurationError(f"unknown dataset {name!r}; choose from {', '.join(NAMES)}{hint}")
     return SOURCES[name]
+
+
+def counted(name: str, root: str | os.PathLike[str] | None = None) -> tuple[int, int] | None:
+    """How many training and test images of a dataset are at hand; None where it is not installed or damaged."""
+    chosen, at = source(name), place_of(name, root)
+    try:
+        return len(chosen.read(at, "train")), len(chosen.read(at, "test"))
+    except DataError:
+        return None
 
 
 def part_of(described: Mapping[str, Any]) -> str:

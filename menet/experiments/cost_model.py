@@ -6,6 +6,7 @@ speeds of a GPU and of the estimators are the constants below. Expect the right 
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any
@@ -121,6 +122,37 @@ def cost_of(job: Job) -> Cost:
         testing = _shape(job.dataset)[4]
         return _estimation(job.defense, job.dataset, min(job.examples or testing, testing))
     return Cost()
+
+
+def at_hand(job: Job, counts: Mapping[str, tuple[int, int]]) -> Job:
+    """A job as `cost_of` should count it where datasets have only so many training and test images."""
+
+    def most(dataset: str, split: int, wanted: int | None) -> int | None:
+        there = counts.get(dataset, (math.inf, math.inf))[split]
+        return wanted if there >= (wanted or math.inf) else int(there)
+
+    def prepares(job: Prepare) -> Prepare:
+        return replace(job, limit=most(job.dataset, 0, job.limit))
+
+    def evaluates(job: Evaluate) -> Evaluate:
+        return replace(job, examples=most(job.model.config.dataset, 1, job.examples))
+
+    if isinstance(job, Prepare):
+        return prepares(job)
+    if isinstance(job, Train):
+        config, prepared = job.config, job.prepared
+        config = replace(config, limit=most(config.dataset, 0, config.limit))
+        return replace(job, config=config, prepared=prepared and prepares(prepared))
+    if isinstance(job, EvaluatePart):
+        return replace(job, whole=evaluates(job.whole))
+    if isinstance(job, Evaluate):
+        return evaluates(job)
+    if isinstance(job, Certify):
+        stop = most(job.model.config.dataset, 1, job.settings.stop)
+        return replace(job, settings=replace(job.settings, stop=stop))
+    if isinstance(job, EstimationError):
+        return replace(job, examples=most(job.dataset, 1, job.examples))
+    return job
 
 
 def memory_of(job: Job) -> float:

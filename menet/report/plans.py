@@ -1,13 +1,14 @@
 """What `menet reproduce` has measured and would measure: experiments, their jobs, and what these will cost."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from menet import data
 from menet.experiments import EXPERIMENTS, cost_model, experiment
 from menet.experiments.jobs import Job, Train, Workspace
-from menet.experiments.plan import Experiment, graph
+from menet.experiments.plan import NAMES, Experiment, datasets_of, graph
 from menet.experiments.plan import Table as PlannedTable
 from menet.experiments.runner import finished
 from menet.experiments.scale import SMOKE, Scale
@@ -76,7 +77,8 @@ def planned_cost(
     speed, gpu = cost_model.speed_of_a_core(), bool(resources.gpus)
     waiting = [job for job in jobs if not _is_there(job, places)]
     every = {job.key: job for _, part in (*chosen, *unfiltered) for job in part} | {job.key: job for job in jobs}
-    costs = {key: cost_model.cost_of(job) for key, job in every.items()}
+    counts = _at_hand(jobs, places)
+    costs = {key: cost_model.cost_of(cost_model.at_hand(job, counts)) for key, job in every.items()}
 
     def numbers(part: Sequence[Job]) -> tuple[str, str, str]:
         return (
@@ -125,8 +127,22 @@ def planned_cost(
         line = f"  {job.key[:8]}{edges}  {format_duration(seconds[job.key])}{memory}  {job.title()}"
         lines.append(line)
     listing = places.root / "plans" / f"{scale.name}.json"
-    _write_graph(listing, jobs, speed)
+    _write_graph(listing, jobs, costs, speed)
+    for name, (training, testing) in counts.items():
+        lines.append(
+            f"{NAMES.get(name, name)} as it is at hand: {training:,} training images, {testing:,} test images"
+        )
     return PlannedCost(by_experiment, by_kind, [*lines, f"the whole graph: {listing}"])
+
+
+def _at_hand(jobs: Sequence[Job], places: Workspace) -> dict[str, tuple[int, int]]:
+    """Training and test images of the datasets of which only a part is installed."""
+    found = {}
+    for name in sorted(set().union(*map(datasets_of, jobs)) & data.SOURCES.keys()):
+        counts, published = data.counted(name, places.data), data.source(name).images
+        if counts and published and (counts[0] < published[0] or counts[1] < published[1]):
+            found[name] = counts
+    return found
 
 
 def _is_there(job: Job, places: Workspace) -> bool:
@@ -136,11 +152,11 @@ def _is_there(job: Job, places: Workspace) -> bool:
     )
 
 
-def _write_graph(path: Path, jobs: Sequence[Job], speed: float) -> None:
+def _write_graph(path: Path, jobs: Sequence[Job], costs: Mapping[str, cost_model.Cost], speed: float) -> None:
 
     rows = []
     for job in jobs:
-        cost = cost_model.cost_of(job)
+        cost = costs[job.key]
         rows.append(
             {
                 "key": job.key,

@@ -10,8 +10,10 @@ import made_files
 import pytest
 
 from menet import data
+from menet.cli import main
 from menet.data import DataWarning, load
 from menet.data.published import RECORD, Checksums, Published, content_md5
+from menet.experiments import cost_model
 
 
 @pytest.fixture
@@ -114,3 +116,25 @@ def test_published_checksums_are_whole() -> None:
         digests += [archive.md5 for archive in source.archives]
         assert all(len(digest) == 32 and int(digest, 16) for digest in digests)
         assert all(archive.size > 1000 and archive.addresses for archive in source.archives)
+
+
+def test_a_plan_counts_the_images_that_are_at_hand(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cost_model, "speed_of_a_core", lambda: 3e10)
+
+    def planned(root: Path) -> tuple[str, dict[str, float]]:
+        command = ["reproduce", "table21", "table22", "--scale", "laptop", "--dry-run", "--root", str(root)]
+        assert main([*command, "--out", str(tmp_path / "runs")]) == 0
+        rows = json.loads((tmp_path / "runs" / "plans" / "laptop.json").read_text("utf-8"))
+        return capsys.readouterr().out, {
+            row["key"]: row["core_seconds"] for row in rows if row["kind"] != "evaluate"
+        }
+
+    shown, published = planned(tmp_path / "nothing")
+    assert "at hand" not in shown
+    made_files.tiny_imagenet(tmp_path)
+    shown, few = planned(tmp_path)
+    assert "Tiny-ImageNet as it is at hand: 12 training images, 12 test images" in shown
+    assert few.keys() == published.keys(), "the jobs are the same"
+    assert all(few[key] < published[key] / 100 for key in few)
