@@ -200,6 +200,8 @@ def _number(number: "dict[str, float] | None") -> Any:
 
 
 def _percent(number: dict[str, float] | None) -> str:
+    from menet.report.narrative import tenth
+
     if number is None:
         return ""
-    return f"{100 * number['value']:.1f} ({100 * number['low']:.1f}–{100 * number['high']:.1f})"
+    return f"{tenth(number['value'])} ({tenth(number['low'])}–{tenth(number['high'])})"
