@@ -146,6 +146,11 @@ class Reproduce:
             print(words)
             return 0
         names = tuple(EXPERIMENTS) if self.all else self.names
+        if misplaced := [name for name in self.datasets if name in EXPERIMENTS]:
+            raise ConfigurationError(
+                f"expected names of datasets after --datasets, got the experiment {misplaced[0]!r}; "
+                f"experiments go first: menet reproduce {misplaced[0]} --datasets …"
+            )
         if not names:
             raise ConfigurationError("expected the name of an experiment, or --all; --list shows them")
         whole = [experiment(name) for name in dict.fromkeys(names)]

@@ -119,6 +119,7 @@ def test_a_group_of_commands_lists_them(capsys: pytest.CaptureFixture[str]) -> N
         (["train", "photos"], "unknown dataset 'photos'; did you mean folder:photos?"),
         (["train", "cifar"], "unknown dataset 'cifar'; did you mean 'cifar10'?"),
         (["prepare", "photos", "--out", "set"], "did you mean folder:photos?"),
+        (["reproduce", "--datasets", "mnist", "table16"], "go first: menet reproduce table16 --datasets"),
         (["data", "rank", "photos"], "did you mean folder:photos?"),
         (["train", "digits", "--epsilon", "8"], "got 8; did you mean 8/255?"),
         (["evaluate", "torch.nn:Flatten", "--data", "digits", "--epsilon", "8"], "did you mean 8/255?"),
