@@ -18,7 +18,7 @@ from menet.attacks.base import Attack, AttackResult, GradientWarning, Task, is_d
 from menet.attacks.ensemble import AutoAttackRand, MultiTargeted, Transfer, WorstCase
 from menet.attacks.external import CWL2, AutoAttack, Boundary, HopSkipJump
 from menet.attacks.losses import DLR, CrossEntropy, Margin
-from menet.attacks.pgd import APGD, CW, FGSM, PGD
+from menet.attacks.pgd import APGD, CW, FGSM, PGD, SmallestPGD
 from menet.attacks.score_based import SPSA, CoordinateSearch, RandomSearch, Square
 from menet.attacks.standard import Standard
 from menet.attacks.threat import CIFAR10, ThreatModel
@@ -53,6 +53,7 @@ __all__ = [
     "OnManifold",
     "ProjectedBPDA",
     "RandomSearch",
+    "SmallestPGD",
     "Square",
     "Standard",
     "StepRule",
@@ -82,6 +83,9 @@ ATTACKS: dict[str, Entry] = {
     "fgsm": Entry(FGSM, "one gradient step"),
     "pgd": Entry(PGD, "projected gradient descent"),
     "pgd-targeted": Entry(PGD, "PGD towards each of the likeliest wrong classes", wrapper=MultiTargeted),
+    "pgd-smallest": Entry(
+        SmallestPGD, "PGD within the smallest budget that fools, as foolbox 1: to compare with evaluations by it"
+    ),
     "cw": Entry(CW, "PGD on the margin with confidence 50 (the paper's CW)"),
     "cw-l2": Entry(CWL2, "minimum-norm l2 attack, with a confidence"),
     "bpda": Entry(PGD, "PGD with 1000 steps, for a model whose gradient is bpda", {"steps": 1000}),

@@ -62,12 +62,14 @@ class ThreatModel:
         perturbation = (images - origin).flatten(1)
         return perturbation.abs().amax(1) if self.norm == "linf" else perturbation.norm(dim=1)
 
-    def project(self, images: Images, origin: Images) -> Images:
+    def project(self, images: Images, origin: Images, budgets: Distances | None = None) -> Images:
         """`images` projected into the ball, then clipped to the pixel range.
 
         The original is inside the range, so that clipping never lengthens a perturbation. For l2 the result of
         both is not always the nearest allowed image. For l0 the pixels that changed most keep their perturbation.
+        For the other norms each image may have a smaller budget of its own in place of epsilon.
         """
+        epsilon = self.epsilon if budgets is None else budgets.view(-1, 1, 1, 1)
         if self.norm == "l0":
             clipped = images.clamp(self.low, self.high)
             size = (clipped - origin).abs().sum(1).flatten(1)
@@ -76,10 +78,10 @@ class ThreatModel:
             kept.scatter_(1, size.topk(allowed, dim=1).indices, True)
             return torch.where(kept.view(len(images), 1, *images.shape[2:]), clipped, origin)
         if self.norm == "linf":
-            inside = torch.clamp(images, origin - self.epsilon, origin + self.epsilon)
+            inside = torch.clamp(images, origin - epsilon, origin + epsilon)
         else:
             perturbation = images - origin
-            inside = origin + perturbation * (self.epsilon / _length(perturbation)).clamp(max=1)
+            inside = origin + perturbation * (epsilon / _length(perturbation)).clamp(max=1)
         return inside.clamp(self.low, self.high)
 
     def random_start(self, origin: Images, generator: torch.Generator) -> Images:

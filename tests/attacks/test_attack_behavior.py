@@ -24,6 +24,7 @@ from menet.attacks import (
     Margin,
     MultiTargeted,
     ProjectedBPDA,
+    SmallestPGD,
     ThreatModel,
     Transfer,
     WorstCase,
@@ -279,6 +280,52 @@ def test_displaced_attacks_add_their_perturbation_to_the_image(plain, some):
         ApproximateInput(threat=SMALL, reconstruct=lambda rows: rows[:, :, 1:])(
             plain, images, labels, generator=generator()
         )
+
+
+class TestSmallestBudget:
+    def test_finds_the_distance_of_a_linear_boundary(self):
+        """That of a linear model is known: its margin over the dual norm of the difference of its weights."""
+        weights = torch.randn(2, 12, generator=generator(3), dtype=torch.float64)
+        images = torch.full((5, 1, 3, 4), 0.5, dtype=torch.float64)
+        images += 0.1 * torch.rand(images.shape, generator=generator(4), dtype=torch.float64)
+        scores = images.flatten(1) @ weights.T
+        labels, difference = scores.argmax(1), weights[0] - weights[1]
+        margin = (scores[:, 0] - scores[:, 1]).abs()
+        for norm, dual in (("linf", 1), ("l2", 2)):
+            exact = margin / difference.norm(dual)
+            attack = SmallestPGD(threat=ThreatModel(norm, float(2 * exact.max())), rounds=12)
+            result = attack(lambda rows: rows.flatten(1) @ weights.T, images, labels)
+            found = attack.threat.distance(result.images, images)
+            assert (found >= exact).all()
+            torch.testing.assert_close(found, exact, rtol=0, atol=float(exact.max()) / 1000)
+
+    def test_perturbs_a_network_just_enough(self, plain, some):
+        images, labels = some
+        threat = ThreatModel("linf", 0.3)
+        found = SmallestPGD(threat=threat)(plain, images, labels).images
+        with torch.no_grad():
+            right = plain(images).argmax(1) == labels
+            fooled = plain(found).argmax(1) != labels
+            nearly = plain(images + 0.9 * (found - images)).argmax(1) != labels
+        assert fooled.all(), "a network without defense has a perturbation within 0.3 for every image"
+        assert (found == images).flatten(1).all(1).equal(~right)
+        assert threat.distance(found, images).median() < 0.15
+        assert nearly[right].double().mean() < 0.1
+
+    def test_what_fools_one_draw_by_a_hair_does_not_fool_the_next(self, masked, some):
+        """So it is no measure of a random defense: at the same epsilon PGD leaves much less."""
+        images, labels = some
+        threat = ThreatModel("linf", 0.2)
+        left = []
+        for attack in (SmallestPGD(threat=threat, steps=20), PGD(threat=threat, steps=20, eot=1)):
+            found = attack(masked, images, labels, generator=generator()).images
+            with torch.no_grad():
+                left.append(float((masked(found).argmax(1) == labels).double().mean()))
+        assert left[0] > left[1] + 0.2
+
+    def test_takes_no_pixels(self):
+        with pytest.raises(ConfigurationError, match="expected norm linf or l2 for PGD within"):
+            SmallestPGD(threat=ThreatModel("l0", 4))
 
 
 class TestCoordinateSearch:
