@@ -51,6 +51,7 @@ EXPERIMENTS: dict[str, Callable[[], Experiment]] = {
     "certificate": beyond.certificate,
     "estimation": beyond.estimation,
     "estimators": beyond.estimators,
+    "smallest-budget": beyond.smallest_budget,
     "related-defenses": beyond.related_defenses,
     "cost": beyond.preprocessing_time,
 }

@@ -15,6 +15,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from menet import models
+from menet.attacks import SmallestPGD
 from menet.attacks.losses import MAX_BATCH
 from menet.attacks.standard import PASSES
 from menet.baselines import PixelCNN, PixelCNNPlusPlus
@@ -334,6 +335,10 @@ def _evaluation(job: Evaluate) -> Cost:
         if "budget" in settings:
             budget = settings["budget"]
             gradients = PASSES.get(budget, budget)
+        if job.attack == "pgd-smallest":
+            # It asks after every step whether the model is fooled.
+            gradients *= settings.get("rounds", SmallestPGD.rounds)
+            forward += gradients
         forward += FORWARD_AND_BACKWARD * gradients
         bypassed = job.surrogate is not None or job.gray or job.attack == "classifier-only"
         exact = job.gradient == "exact" or job.attack == "standard"
