@@ -57,7 +57,8 @@ INLINE = re.compile(
   decided unless one is named as in RESULTS.md; or `number EXPERIMENT SCALE COLUMN: ROW` of a reproduced table.
 - `value …`: the same without its interval.
 - `paper EXPERIMENT SCALE COLUMN: ROW`: the paper's number for a cell.
-- `gap A B clean|robust`: B minus A on the same images, in points; or `gap EXPERIMENT SCALE COLUMN: A | B`.
+- `gap A B clean|robust [ATTACK]`: B minus A on the same images, in points, of the attack on B that decided unless
+  one is named; or `gap EXPERIMENT SCALE COLUMN: A | B`.
 """
 CRITERIA: dict[str, tuple[Images, Criterion]] = {
     "clean": ("clean", "expected"),
@@ -159,9 +160,9 @@ class _Results:
         images: Images = "adversarial"
         first = what.split()
         if "/" in first[0]:
-            if len(first) != 3 or first[2] not in ("clean", "robust"):
+            if len(first) < 3 or first[2] not in ("clean", "robust"):
                 raise ConfigurationError(f"expected `gap A B clean` or `gap A B robust`, got {what!r}")
-            one, other = (self._model(name).decisive for name in first[:2])
+            one, other = self._attack(first[0]), self._attack(first[1], " ".join(first[3:]))
             images = CRITERIA[first[2]][0]
         else:
             one, other = self._pair(" ".join(first[:2]), " ".join(first[2:]))
@@ -173,28 +174,22 @@ class _Results:
         criterion, _, label = rest.partition(" ")
         if criterion not in CRITERIA:
             raise ConfigurationError(f"expected one of {', '.join(CRITERIA)} after {name}, got {criterion!r}")
-        records = self._model(name).decisive
-        if label:
-            every = {
-                one.label: one
-                for entry in self.entries
-                if entry.name == name
-                for one in (*entry.evaluations, *entry.frozen)
-            }
-            if label not in every:
-                raise ConfigurationError(
-                    f"expected an attack on {name}, got {label!r}; there is {', '.join(every)}"
-                )
-            records = every[label]
-        found = accuracy(records, *CRITERIA[criterion])
+        found = accuracy(self._attack(name, label), *CRITERIA[criterion])
         return found.value, found.low, found.high
 
-    def _model(self, name: str) -> Entry:
+    def _attack(self, name: str, label: str = "") -> Records:
+        """The attack on a model that has this label; without one that which decided."""
         if name not in self.usual:
             raise ConfigurationError(
                 f"expected the name of a result, got {name!r}; there is {', '.join(self.usual)}"
             )
-        return self.usual[name]
+        if not label:
+            return self.usual[name].decisive
+        of_the_model = [entry for entry in self.entries if entry.name == name]
+        every = {one.label: one for entry in of_the_model for one in (*entry.evaluations, *entry.frozen)}
+        if label not in every:
+            raise ConfigurationError(f"expected an attack on {name}, got {label!r}; there is {', '.join(every)}")
+        return every[label]
 
     def _cell(self, what: str) -> dict[str, Any]:
         """A measured cell of a published table: `EXPERIMENT SCALE COLUMN: ROW`."""

@@ -3,6 +3,7 @@
 import io
 import json
 import zipfile
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import numpy as np
@@ -152,6 +153,10 @@ def test_numbers_in_sentences_come_from_the_records(tmp_path):
     ]
     (there, margin), (back, same) = (gap.split(" ± ") for gap in gaps)
     assert (float(there), margin) == (-float(back), same)
+    # By a named attack on the second: on mnist/a the first nine rows, of which seven are there for both.
+    named = filled("<!-- gap mnist/b mnist/a robust pgd --><!-- /gap -->").split("-->")[1].split(" ±")[0]
+    shared = accuracy(replace(first, rows=first.rows[:7])).value - accuracy(second).value
+    assert named == f"{100 * shared:+.1f}"
     for wrong, reason in (
         ("number mnist/c robust", "got 'mnist/c'; there is mnist/a"),
         ("number mnist/a right", "one of clean, robust"),
