@@ -51,7 +51,7 @@ EXPERIMENTS: dict[str, Callable[[], Experiment]] = {
     "certificate": beyond.certificate,
     "estimation": beyond.estimation,
     "estimators": beyond.estimators,
-    "smallest-budget": beyond.smallest_budget,
+    "published-code": beyond.published_code,
     "related-defenses": beyond.related_defenses,
     "cost": beyond.preprocessing_time,
 }
