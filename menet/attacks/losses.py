@@ -132,10 +132,10 @@ class ExpectedLoss:
     def gradient(self, images: Images) -> tuple[Losses, Images]:
         """Mean losses, and the gradient of each with respect to its image."""
         if self.draws == 1 and len(images) <= self.max_batch:
-            return self._gradient_of(images, slice(None), 1)
+            return self.gradient_of(images, slice(None))
         total, gradient = images.new_zeros(len(images)), torch.zeros_like(images)
         for block, draws in self._passes(images):
-            losses, part = self._gradient_of(images[block], block, draws)
+            losses, part = self.gradient_of(images[block], block, draws)
             total[block] += losses
             gradient[block] += part
         return total, gradient
@@ -149,7 +149,8 @@ class ExpectedLoss:
                 total[block] += _over_draws(self._losses(logits, block, draws), draws)
         return total / self.draws
 
-    def _gradient_of(self, images: Tensor, block: slice, draws: int) -> tuple[Tensor, Tensor]:
+    def gradient_of(self, images: Tensor, block: slice | Tensor, draws: int = 1) -> tuple[Tensor, Tensor]:
+        """As `gradient`, of the examples in `block` alone and in one pass, without the division by all draws."""
         leaf = _repeated(images.detach(), draws).requires_grad_()
         with torch.enable_grad():
             logits = self.model(leaf, block, draws)
@@ -162,7 +163,7 @@ class ExpectedLoss:
         gradient = self.model.checked_gradient(gradient, logits.detach(), at_logits, block, draws)
         return _over_draws(losses.detach(), draws), _over_draws(gradient, draws)
 
-    def _losses(self, logits: Tensor, block: slice, draws: int) -> Tensor:
+    def _losses(self, logits: Tensor, block: slice | Tensor, draws: int) -> Tensor:
         targets = None if self.targets is None else self.targets[block].repeat(draws)
         return self.loss(logits, self.labels[block].repeat(draws), targets)
 

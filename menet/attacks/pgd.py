@@ -1,7 +1,6 @@
 """Projected gradient descent (Madry et al. 2018) and its variants: FGSM, CW's loss in a ball, Auto-PGD, and PGD
 within the smallest budget that fools."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
@@ -13,6 +12,7 @@ from menet.attacks.base import Attack, AttackResult, Images, Losses, Task, defau
 from menet.attacks.losses import CROSS_ENTROPY, MARGIN, MARGIN_50, MAX_BATCH, ExpectedLoss, Loss
 from menet.attacks.threat import CIFAR10, ThreatModel
 from menet.errors import ConfigurationError
+from menet.progress import track
 
 THRESHOLD = 0.75
 """Auto-PGD's ρ, as published."""
@@ -210,58 +210,47 @@ class SmallestPGD(Attack):
         self.threat.require("linf", "l2", by=self.title)
 
     def run(self, task: Task) -> AttackResult:
-        def fools(images: Tensor) -> Tensor:
-            blocks = [slice(at, at + self.max_batch) for at in range(0, len(images), self.max_batch)]
-            with torch.no_grad():
-                predicted = torch.cat([task.model(images[block], block).argmax(1) for block in blocks])
-            return predicted != task.labels if task.targets is None else predicted == task.targets
-
         origin, largest = task.images, self.threat.reach(task.images)
-        ratio = (self.step_size or largest / 4) / largest
-        oracle = ExpectedLoss.of(task, self.loss, 1, self.max_batch)
-        wrong = fools(origin)
+        every = torch.arange(len(origin), device=origin.device)
+        wrong = torch.isin(every, self._fooled(task, origin, every))
         closest, distance = origin, torch.where(wrong, 0.0, torch.inf).to(origin.dtype)
         budget = origin.new_full((len(origin),), largest)
         too_small, enough = torch.zeros_like(budget), budget
-        for _ in range(self.rounds):
-            rule = UntilFooled(self.threat, origin, budget, ratio, fools, wrong)
-            found = ascend(
-                oracle, origin, rule, steps=self.steps, keep="last", evaluate_last=False, title=self.title
-            ).images
+        for _ in track(range(self.rounds), self.title):
+            found, fooled = self._within(task, budget, (self.step_size or largest / 4) / largest, wrong)
             length = (found - origin).flatten(1).norm(dim=1)
             # Until something fools the model, what was tried last.
-            better = torch.where(rule.fooled, length < distance, distance.isinf())
+            better = torch.where(fooled, length < distance, distance.isinf())
             closest = torch.where(wide(better), found, closest)
-            distance = torch.where(rule.fooled & better, length, distance)
-            enough = torch.where(rule.fooled, budget, enough)
-            too_small = torch.where(rule.fooled, too_small, budget)
+            distance = torch.where(fooled & better, length, distance)
+            enough = torch.where(fooled, budget, enough)
+            too_small = torch.where(fooled, too_small, budget)
             budget = (too_small + enough) / 2
         return task.result(closest)
 
+    def _within(self, task: Task, budgets: Tensor, ratio: float, wrong: Tensor) -> tuple[Tensor, Tensor]:
+        """Each image's first iterate within its budget that fools the model, or else the last; which fool it."""
+        oracle = ExpectedLoss.of(task, self.loss, 1, self.max_batch)
+        images, fooled = task.images.clone(), wrong.clone()
+        for _ in range(self.steps):
+            if fooled.all():
+                break
+            for some in (~fooled).nonzero().flatten().split(self.max_batch):
+                _, gradient = oracle.gradient_of(images[some], some)
+                moved = images[some] + wide(ratio * budgets[some]) * self.threat.direction(gradient)
+                images[some] = self.threat.project(moved, task.images[some], budgets[some])
+                fooled[self._fooled(task, images, some)] = True
+        return images, fooled
 
-class UntilFooled(StepRule):
-    """Constant steps within a budget of each image's own, up to the first iterate that `fools` the model."""
-
-    def __init__(
-        self,
-        threat: ThreatModel,
-        origin: Tensor,
-        budgets: Tensor,
-        ratio: float,
-        fools: Callable[[Tensor], Tensor],
-        fooled: Tensor,
-    ) -> None:
-        self.threat, self.origin, self.budgets, self.size = threat, origin, budgets, wide(ratio * budgets)
-        self.fools, self.fooled = fools, fooled
-
-    def step(self, images: Images, gradient: Images, losses: Losses) -> Images:
-        moved = images + self.size * self.threat.direction(gradient)
-        moved = torch.where(wide(self.fooled), images, self.threat.project(moved, self.origin, self.budgets))
-        self.fooled = self.fooled | self.fools(moved)
-        return moved
-
-    def select(self, last: Images) -> Images:
-        return last
+    def _fooled(self, task: Task, images: Tensor, examples: Tensor) -> Tensor:
+        """Those of some examples that fool the model in one draw."""
+        found = []
+        with torch.no_grad():
+            for some in examples.split(self.max_batch):
+                predicted = task.model(images[some], some).argmax(1)
+                aim = task.labels if task.targets is None else task.targets
+                found.append(some[(predicted == aim[some]) == (task.targets is not None)])
+        return torch.cat(found)
 
 
 def _highest(ascents: list[Ascent]) -> tuple[Tensor, Tensor]:
