@@ -153,11 +153,16 @@ def _adversarially_trained(dataset: str, seed: int) -> dict[str, Train]:
         return replace(trained, config=replace(trained.config, **settings))
 
     plain, menet, exact = model(dataset, "madry", seed=seed), behind(LOW), behind(LOW, gradient="exact")
+    usvt = behind(LOW, "usvt")
+    # All singular values kept: what was observed over the observed fraction, and no estimate.
+    divided = changed(usvt, defense={**usvt.config.defense, "estimator": {"name": "usvt", "keep": 1.0}})
     rows = {
         "no defense": plain,
         "no defense, TRADES": changed(plain, objective="trades"),
         f"mask only, {format_schedule(HIGH)}": behind(HIGH, "mask-only"),
         f"mask only, {format_schedule(LOW)}": behind(LOW, "mask-only"),
+        f"masks, divided by p, {format_schedule(LOW)}": divided,
+        f"USVT, {format_schedule(LOW)}": usvt,
         f"ME-Net, {format_schedule(HIGH)}": behind(HIGH),
         f"ME-Net, {format_schedule(LOW)}": menet,
         f"ME-Net, {format_schedule(LOW)}, exact": exact,
