@@ -27,6 +27,8 @@ TRAININGS = {
     # Three times the epochs: is what it lacks beside the paper a matter of training?
     "mnist/menet-adversarial-long": "mnist --defense me-net --p 0.4 0.6 --objective adversarial --epochs 12",
     # The published code runs USVT unless told otherwise.
+    "mnist/menet-pure-usvt": "mnist --defense me-net --estimator usvt --p 0.4 0.6",
+    "mnist/menet-pure-usvt-p20-40": "mnist --defense me-net --estimator usvt --p 0.2 0.4",
     "mnist/menet-adversarial-usvt": "mnist --defense me-net --estimator usvt --p 0.4 0.6 --objective adversarial",
     "mnist/menet-certified": "mnist --recipe certificate --model mlp --defense me-net --estimator mask-only "
     "--encoding ablation --mask pixels --p 0.057 --epochs 40 --learning-rate 0.002",

@@ -388,7 +388,7 @@ def test_the_smallest_budget_is_searched_by_the_attacks_that_stand_beside_it() -
     assert isinstance(table, Table)
     jobs_of = {(cell.row, cell.column): cell.job for cell in table.cells}
     searched = [place for place in jobs_of if place[1].endswith(", smallest")]
-    assert len(searched) == 3 * 2 * (4 + 3) + 2 * 2
+    assert len(searched) == 3 * 3 * (4 + 3) + 2 * 2
     for row, column in searched:
         within, smallest = jobs_of[row, column.removesuffix(", smallest")], jobs_of[row, column]
         assert (within.attack, smallest.attack) == ("pgd", "pgd-smallest")
