@@ -393,6 +393,10 @@ def test_the_smallest_budget_is_searched_by_the_attacks_that_stand_beside_it() -
         within, smallest = jobs_of[row, column.removesuffix(", smallest")], jobs_of[row, column]
         assert (within.attack, smallest.attack) == ("pgd", "pgd-smallest")
         assert replace(smallest, attack="pgd") == within
+    # Every network is trained on estimates by its own defense.
+    for job in graph(table.jobs):
+        if isinstance(job, Train) and job.prepared:
+            assert job.prepared.defense == job.config.defense
     # What stands beside it are the paper's own cells.
     assert jobs_of["MNIST · Nuclear norm, p 0.4→0.6", "Gray-box"] in experiment("table15").jobs
 

@@ -177,7 +177,8 @@ def _adversarially_trained(dataset: str, seed: int) -> dict[str, Train]:
 def _divided_by_p(usvt: Train) -> Train:
     """USVT with all singular values kept: what was observed over the observed fraction, and no estimate."""
     defense = {**usvt.config.defense, "estimator": {"name": "usvt", "keep": 1.0}}
-    return replace(usvt, config=replace(usvt.config, defense=defense))
+    config = replace(usvt.config, defense=defense)
+    return Train(config=config, prepared=usvt.prepared and replace(usvt.prepared, defense=config.defense))
 
 
 def estimators() -> Table:
