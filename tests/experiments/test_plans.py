@@ -347,7 +347,7 @@ def test_estimation_compares_trainings_that_differ_in_what_their_rows_say() -> N
     assert all(cell.ours for cell in table.cells)
     suites = {cell.row: cell.job for cell in table.at(LAPTOP).cells if cell.column == "standard"}
     trained = {row: job.model.config for row, job in suites.items() if isinstance(job, Evaluate)}
-    assert len({job.needs for job in suites.values()}) == len(suites) == 2 * (9 + 11)
+    assert len({job.needs for job in suites.values()}) == len(suites) == 2 * (11 + 13)
     for scale, budget in ((LAPTOP, "quick"), (PAPER, "standard")):
         jobs = [cell.job for cell in table.at(scale).cells if cell.column == "standard"]
         assert {job.settings["budget"] for job in jobs if isinstance(job, Evaluate)} == {budget}
