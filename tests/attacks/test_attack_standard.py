@@ -104,13 +104,13 @@ def test_the_suite_finds_the_perturbation_that_is_best_in_expectation():
 
 def test_a_dropped_expectation_is_noticed(monkeypatch):
     """Gradients that all come from one draw: the bound of the test above must tell the difference."""
-    sound = ExpectedLoss._gradient_of
+    sound = ExpectedLoss.gradient_of
 
     def of_one_draw(self, *given):
         self.model.model.reseed(1)
         return sound(self, *given)
 
-    monkeypatch.setattr(ExpectedLoss, "_gradient_of", of_one_draw)
+    monkeypatch.setattr(ExpectedLoss, "gradient_of", of_one_draw)
     assert reached(Standard(threat=SMALL, budget=400), MaskedLinear(p=0.5, noise=2)) < 0.8
 
 

@@ -204,7 +204,7 @@ def test_what_the_solver_leaves_is_done_in_double(estimator, stopped, generator,
 @pytest.mark.parametrize(
     "estimator",
     [
-        NuclearNorm(gradient_tol=1e-6),
+        NuclearNorm(tol=1e-4, gradient_tol=1e-6),
         SoftImpute(gradient_tol=1e-6),
         USVT(),
         USVT(0.3),
@@ -225,8 +225,9 @@ def test_same_gradients_as_in_torch(estimator, shape, kind, generator, monkeypat
         monkeypatch.setattr(kernels, "_available", lambda available=available: available)
         leaf = x.clone().requires_grad_()
         found.append(torch.autograd.grad(estimator(leaf, mask), leaf, outgoing)[0])
-    # The two stop at slightly different iterates; in single precision that in torch is off by up to 2.5e-3.
-    within = 2e-2 if type(estimator) is NuclearNorm else 2e-3 if kind == torch.float64 else 4e-3
+    # At the default tol the two may stop at iterates of another rank, on some processors with gradients a tenth
+    # apart; closer to the minimum they agree. In single precision that in torch is off by up to 3.5e-3.
+    within = 2e-3 if kind == torch.float64 else 2e-2 if type(estimator) is NuclearNorm else 4e-3
     distance = (found[0] - found[1]).flatten(1).norm(dim=1) / found[1].flatten(1).norm(dim=1).clamp(min=1e-9)
     assert float(distance.max()) < within
 
