@@ -150,7 +150,7 @@ class ExpectedLoss:
         return total / self.draws
 
     def gradient_of(self, images: Tensor, block: slice | Tensor, draws: int = 1) -> tuple[Tensor, Tensor]:
-        """As `gradient`, of the examples in `block` alone and in one pass, without the division by all draws."""
+        """What some of the draws add to `gradient`, for the examples in `block` alone and in one pass."""
         leaf = _repeated(images.detach(), draws).requires_grad_()
         with torch.enable_grad():
             logits = self.model(leaf, block, draws)
